@@ -19,7 +19,7 @@ from pathlib import Path
 from dlcourse import measured
 from dlcourse.usecases import imagenet
 from dlguide.cluster import Cluster
-from dlguide.training.experiments.differences import confidence_interval
+from dlguide.training.experiments import confidence_interval
 
 SEEDS, LARGER = range(200, 208), 28
 

@@ -49,9 +49,7 @@ def main() -> None:
     named = {name: RECIPES[name] for name in chosen.recipes}
     configs = experiments.each_seed(named, range(chosen.seeds))
     configs.sort(key=lambda one: one.seed)  # an interrupted call leaves whole comparisons behind
-    results = experiments.run(
-        configs, chosen.folder, progress=lambda progress: print(_line(progress), flush=True)
-    )
+    results = experiments.run(configs, chosen.folder)
     for name, one in named.items():
         print(f"{name}: batch {one.global_batch}, rate {one.rate:g}, {one.epochs} epochs")
     found = experiments.table(results, accuracy=HELD)
@@ -65,11 +63,6 @@ def main() -> None:
         print(f"the recipe reaches {GOAL:.1%}: {'yes' if mean >= GOAL else 'no'}, {mean:.2%}")
         apart = "yes" if mean - below >= APART else "no"
         print(f"naive stays {100 * APART:g} points below: {apart}, {100 * (mean - below):.2f}")
-
-
-def _line(progress: experiments.ExperimentProgress) -> str:
-    config = progress.result.config
-    return f"{config.name}, seed {config.seed}: {progress.result.accuracy:.2%}"
 
 
 if __name__ == "__main__":

@@ -58,6 +58,14 @@ def require_positive(value: Any, name: str) -> float:
     return float(value)
 
 
+def require_not_negative(value: Any, name: str) -> float:
+    """Return `value` as a float, or say that it must be a finite number of at least 0."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    fits = number and 0 <= value < float("inf")
+    require(fits, name, "be a finite number of at least 0", value)
+    return float(value)
+
+
 def _nearest(value: str, names: list[str]) -> list[str]:
     """Return the most similar name, if any; of those that differ in a number only, the one whose
     number begins like the given one, otherwise the nearest.

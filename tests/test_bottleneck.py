@@ -4,7 +4,6 @@ Tests dlguide.training.bottleneck.
 """
 
 import dataclasses
-import json
 import time
 
 import pytest
@@ -130,7 +129,6 @@ def test_a_heavy_net_is_named_where_nothing_is_slow(pipeline):
     jpegs = [len(one.encoded()) for one in synthetic.images(classes=3, size=24, count=60, seed=0)]
     assert min(jpegs) <= sizes["read"] <= max(jpegs)
     assert sizes["crop"] == sizes["augment"] == sizes["train"] == 0
-    assert json.loads(json.dumps(found.as_dict()))["stages"][0]["name"] == "read"
 
 
 def test_readers_wait_side_by_side_and_a_filled_cache_does_not_read(pipeline):
@@ -163,12 +161,12 @@ def test_time_that_is_none_is_refused(seconds):
 
 def invented():
     stages = (
-        Stage("read", 1e-4, 1e-5, 0),
-        Stage("decode", 1e-3, 1e-3, 1),
-        Stage("train", 5e-4, 5e-4, 2),
+        Stage("read", 1e-4, 1e-5),
+        Stage("decode", 1e-3, 1e-3),
+        Stage("train", 5e-4, 5e-4),
     )
     remedy = (Remedy("4 calls of decode at once", 2000.0),)
-    return Bottleneck(stages, 4.0, 990.0, 900.0, (0.03,) * 30, (0.01,) * 30, remedy)
+    return Bottleneck(stages, 4.0, 900.0, (0.03,) * 30, (0.01,) * 30, remedy)
 
 
 def test_words_say_the_numbers():

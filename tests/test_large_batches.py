@@ -34,7 +34,7 @@ def results():
     recipes["reduced"] = replace(recipes["stepping"], batch_per_worker=8)
     with Cluster(ranks=2) as cluster:
         settings = experiments.each_seed(recipes, SEEDS)
-        return experiments.run(settings, cluster=cluster, progress=None)
+        return experiments.run(settings, cluster=cluster, show=False)
 
 
 def compared(results, first, second):

@@ -271,7 +271,7 @@ BAD = {
     ),
     "warmup without start": (
         lambda: s.warmup("gradual", 0.1, 5),
-        "`start` must be a finite rate of at least 0, got None.",
+        "`start` must be a finite number of at least 0, got None.",
     ),
     "stepping with start": (
         lambda: s.warmup("stepping", 1.0, 5, start=0.1),
@@ -288,11 +288,14 @@ BAD = {
     ),
     "boundary outside": (lambda: s.StepDecay(1.0, (30, 95), 90), "`boundaries` must rise and lie"),
     "no boundary": (lambda: s.StepDecay(1.0, (), 90), "`boundaries` must rise and lie"),
-    "boundary no number": (lambda: s.StepDecay(1.0, ("a",), 90), "`boundaries` must be a number"),
-    "negative rate": (lambda: s.Cosine(-0.1, 5), "`rate` must be a finite rate of at least 0"),
-    "infinite rate": (lambda: s.Constant(math.inf, 5), "`rate` must be a finite rate"),
-    "nan rate": (lambda: s.linear(math.nan, 5), "`rate` must be a finite rate"),
-    "no epochs": (lambda: s.linear(1.0, 0), "`epochs` must be a number of epochs above 0, got 0."),
+    "boundary no number": (
+        lambda: s.StepDecay(1.0, ("a",), 90),
+        "`boundaries` must be a positive number",
+    ),
+    "negative rate": (lambda: s.Cosine(-0.1, 5), "`rate` must be a finite number of at least 0"),
+    "infinite rate": (lambda: s.Constant(math.inf, 5), "`rate` must be a finite number"),
+    "nan rate": (lambda: s.linear(math.nan, 5), "`rate` must be a finite number"),
+    "no epochs": (lambda: s.linear(1.0, 0), "`epochs` must be a positive number, got 0."),
     "no step": (
         lambda: s.warmup("gradual", 1.0, 0.1, start=0.1).over(s.Cosine(1.0, 5)).to_steps(2),
         "`steps_per_epoch` must make each piece of the schedule a step long, 0.1 epochs too, got",

@@ -108,7 +108,6 @@ def test_best_is_the_least_score_and_the_table_begins_with_it():
     assert "... and 20 more" in found.table()
     assert found.epochs == 60
     assert str(found.best()) in str(found)
-    json.dumps(found.as_dict())
 
 
 def bad(parameters, epochs, seed):

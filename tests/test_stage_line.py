@@ -13,21 +13,18 @@ from dlguide.training.bottleneck import (
 )
 
 
-def line(*walls, workers=None, cpu=0.0):
-    workers = workers or range(len(walls))
+def line(*walls, cpu=0.0):
     names = [*(f"stage{number}" for number in range(len(walls) - 1)), "train"]
-    parts = zip(names, walls, workers, strict=True)
-    return tuple(Stage(name, wall, cpu * wall, worker) for name, wall, worker in parts)
+    return tuple(Stage(name, wall, cpu * wall) for name, wall in zip(names, walls, strict=True))
 
 
-def simulated(walls, workers, samples=4000):
-    """Time per sample of threads with unlimited buffers between them, sample by sample."""
-    free = dict.fromkeys(workers, 0.0)
+def simulated(walls, samples=4000):
+    """Time per sample of stages with unlimited buffers between them, sample by sample."""
+    free = [0.0] * len(walls)
     for _ in range(samples):
         ready = 0.0
-        for wall, worker in zip(walls, workers, strict=True):
-            ready = max(ready, free[worker]) + wall
-            free[worker] = ready
+        for place, wall in enumerate(walls):
+            free[place] = ready = max(ready, free[place]) + wall
     return ready / samples
 
 
@@ -36,9 +33,7 @@ def test_a_simulation_sample_by_sample_gives_the_predicted_time(seed):
     random = np.random.default_rng(seed)
     count = int(random.integers(1, 7))
     walls = random.exponential(1e-3, count).tolist()
-    workers = np.cumsum(random.integers(0, 2, count)).tolist()
-    stages = line(*walls, workers=workers)
-    assert seconds_per_sample(stages, 4) == pytest.approx(simulated(walls, workers), rel=0.01)
+    assert seconds_per_sample(line(*walls), 4) == pytest.approx(simulated(walls), rel=0.01)
 
 
 def test_cores_bound_what_is_computed_but_not_what_waits():
@@ -53,10 +48,8 @@ def test_cores_bound_what_is_computed_but_not_what_waits():
 
 def test_the_slowest_is_the_largest_part_of_what_sets_the_pace():
     assert slowest(line(1.0, 5.0, 2.0), 9).name == "stage1"
-    # 2 + 2 on one thread outweigh 3 on another
-    assert slowest(line(3.0, 1.9, 2.1, workers=(0, 1, 1)), 9).name == "train"
     # with full cores it is who takes most of them, not who takes longest
-    stages = (Stage("read", 3.0, 0.1, 0), Stage("decode", 2.5, 10.0, 1), Stage("train", 2, 2, 2))
+    stages = (Stage("read", 3.0, 0.1), Stage("decode", 2.5, 10.0), Stage("train", 2, 2))
     assert limited_by_cores(stages, 2)
     assert slowest(stages, 2).name == "decode"
     assert slowest(stages, 9).name == "read"
@@ -72,13 +65,6 @@ def said(stages, cores, **data):
     return {each.what: each.samples_per_s for each in remedies(stages, cores, **data)}
 
 
-def test_prefetch_helps_by_the_shorter_of_two_that_took_turns():
-    taking_turns = line(2.0, 3.0, workers=(0, 0))
-    assert said(taking_turns, 4)["prefetch before the training step"] == pytest.approx(1 / 3)
-    beside = line(2.0, 3.0, workers=(0, 1))
-    assert said(beside, 4) == {}
-
-
 def test_calls_at_once_help_a_stage_that_computes_only_as_far_as_there_are_cores():
     stages = line(8.0, 1.0, cpu=1.0)
     found = said(stages, 4)
@@ -88,21 +74,21 @@ def test_calls_at_once_help_a_stage_that_computes_only_as_far_as_there_are_cores
 
 
 def test_calls_at_once_are_named_only_where_a_pipeline_has_a_setting_for_them():
-    stages = (Stage("decode", 1.0, 0.0, 0), Stage("batch", 8.0, 0.0, 1), Stage("train", 1.0, 0, 2))
+    stages = (Stage("decode", 1.0, 0.0), Stage("batch", 8.0, 0.0), Stage("train", 1.0, 0))
     assert said(stages, 4) == {}
 
 
 def test_calls_at_once_help_a_stage_that_waits_without_cores():
     assert said(line(8.0, 1.0), 1)["8 calls of stage0 at once"] == pytest.approx(1.0)
-    already = (Stage("read", 8.0, 0.0, 0, calls=8), Stage("train", 1.0, 0.0, 1))
+    already = (Stage("read", 8.0, 0.0, calls=8), Stage("train", 1.0, 0.0))
     assert said(already, 1) == {}
 
 
 def test_cache_is_named_where_it_fits_into_half_of_the_memory():
     stages = (
-        Stage("read", 4.0, 0.0, 0, out_nbytes=10),
-        Stage("decode", 3.0, 3.0, 1, out_nbytes=100),
-        Stage("train", 1.0, 1.0, 2, out_nbytes=0),
+        Stage("read", 4.0, 0.0, out_nbytes=10),
+        Stage("decode", 3.0, 3.0, out_nbytes=100),
+        Stage("train", 1.0, 1.0, out_nbytes=0),
     )
     found = said(stages, 8, samples=10, memory_nbytes=2000)
     assert found["cache after read"] == pytest.approx(1 / 3)
@@ -112,7 +98,7 @@ def test_cache_is_named_where_it_fits_into_half_of_the_memory():
 
 
 def test_the_best_remedy_stands_first_and_a_slow_net_has_none():
-    stages = line(4.0, 3.0, 1.0, workers=(0, 0, 0))
+    stages = line(4.0, 3.0, 1.0, cpu=1.0)
     speeds = [each.samples_per_s for each in remedies(stages, 8)]
     assert speeds == sorted(speeds, reverse=True)
     assert remedies(line(0.1, 0.1, 5.0), 8) == ()

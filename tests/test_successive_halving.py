@@ -1,9 +1,10 @@
 """The search finds the best of many candidates in noise, within its time, and loses no error.
 
-Tests dlguide.tuning.halving and the candidates of dlguide.machine.threads.
+Tests dlguide.tuning.search and the candidates of dlguide.machine.threads.
 """
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from dlguide import tuning
 from dlguide.tuning import Candidate
-from dlguide.tuning.halving import NOT_REACHED
+from dlguide.tuning.search import NOT_REACHED
 
 
 class Bench:
@@ -46,6 +47,11 @@ class Bench:
         )
 
 
+def row_of(result, candidate):
+    (found,) = [row for row in result.rows if row.candidate == candidate]
+    return found
+
+
 def ladder(count, step=0.03):
     """Speeds of which each is a step faster than the one before, in a mixed order."""
     speeds = {f"c{i}": 1000.0 * (1 + step) ** i for i in range(count)}
@@ -75,7 +81,7 @@ def test_a_machine_that_becomes_slower_does_not_favour_those_that_come_first():
 
 def test_all_candidates_are_in_the_table_and_the_worse_half_is_dropped_in_each_rung():
     speeds, _ = ladder(8)
-    result = Bench(speeds).tune(finalists=2)
+    result = Bench(speeds).tune()
     assert {row.candidate for row in result.rows} == set(speeds)
     assert [row.candidate for row in result.rows] == [f"c{i}" for i in reversed(range(8))]
     assert [row.rung for row in result.rows] == [2, 2, 1, 1, 0, 0, 0, 0]
@@ -86,14 +92,14 @@ def test_all_candidates_are_in_the_table_and_the_worse_half_is_dropped_in_each_r
 def test_those_that_are_left_are_measured_longer_in_each_rung():
     bench = Bench(ladder(8)[0])
     result = bench.tune()
-    spent = [result.row(name).seconds for name in ("c0", "c5", "c7")]
+    spent = [row_of(result, name).seconds for name in ("c0", "c5", "c7")]
     assert spent[0] < spent[1] < spent[2]
     assert spent[2] > 4 * spent[0]
 
 
 def test_finalists_take_turns_in_six_rounds():
     bench = Bench(ladder(6)[0], noise=0.02)
-    result = bench.tune(finalists=2)
+    result = bench.tune()
     names = [name for name, _ in bench.calls[-12:]]
     pair = set(names)
     assert pair == {row.candidate for row in result.rows[:2]}
@@ -104,9 +110,8 @@ def test_finalists_take_turns_in_six_rounds():
 @pytest.mark.parametrize("budget_s", [5.0, 20.0, 60.0])
 def test_the_budget_is_kept_up_to_one_start(budget_s, start_s):
     bench = Bench(ladder(8)[0], start_s=start_s)
-    result = bench.tune(budget_s)
-    assert result.used_s == bench.now_s <= budget_s + start_s
-    assert result.budget_s == budget_s
+    bench.tune(budget_s)
+    assert bench.now_s <= budget_s + start_s
 
 
 @given(st.floats(0.1, 100.0), st.integers(1, 12), st.floats(0.0, 5.0))
@@ -116,7 +121,7 @@ def test_whatever_the_budget_a_candidate_is_chosen_and_those_not_reached_say_so(
     bench = Bench(ladder(count)[0], start_s=start_s)
     result = bench.tune(budget_s)
     assert bench.now_s <= budget_s + start_s + 0.4
-    assert result.row(result.best).rounds >= 1
+    assert row_of(result, result.best).rounds >= 1
     assert result.best == max(bench.started, key=bench.speeds.get)
     for row in result.rows:
         assert (row.error == NOT_REACHED) == (row.rounds == 0) == (row.rung == -1)
@@ -162,8 +167,8 @@ def test_a_finalist_that_fails_late_is_not_the_best():
 
     result = tuning.successive_halving(measure, bench.speeds, 30.0, clock=bench.clock)
     assert result.best == "a"
-    assert result.row("b").error == "out of memory"
-    assert result.row("b").rounds > 0
+    assert row_of(result, "b").error == "out of memory"
+    assert row_of(result, "b").rounds > 0
 
 
 @pytest.mark.parametrize("samples", [[], [0.0], [float("nan")], [float("inf")], ["x"]])
@@ -171,9 +176,9 @@ def test_samples_that_are_no_speeds_are_an_error_of_the_candidate(samples):
     def measure(name, seconds):
         return [1.0] if name == "good" else samples
 
-    result = tuning.successive_halving(measure, ["good", "b"], 0.1, least_s=0.01)
+    result = tuning.successive_halving(measure, ["good", "b"], 60.0)
     assert result.best == "good"
-    assert result.row("b").error
+    assert row_of(result, "b").error
 
 
 def test_nothing_measured_at_all_is_an_error_with_every_reason():
@@ -194,7 +199,7 @@ def test_the_baseline_goes_through_all_rungs_and_the_gain_comes_from_the_same_ro
     speeds, _ = ladder(8, 0.05)
     result = Bench(speeds, noise=0.01, drift=0.004).tune(baseline="c0")
     assert result.baseline == "c0"
-    assert result.row("c0").rung == result.row(result.best).rung
+    assert row_of(result, "c0").rung == row_of(result, result.best).rung
     assert result.gain == pytest.approx(1.05**7, rel=0.02)
     assert result.gain_low <= result.gain <= result.gain_high
     alone = Bench(speeds).tune()
@@ -229,17 +234,13 @@ def test_bad_arguments_are_refused_before_anything_is_measured():
         tuning.successive_halving(measure, ["a"], 0)
     with pytest.raises(ValueError, match="`baseline` must be a candidate or None, got 'b'"):
         tuning.successive_halving(measure, ["a"], 1.0, baseline="b")
-    with pytest.raises(ValueError, match="`finalists` must be a whole number of at least 1"):
-        tuning.successive_halving(measure, ["a"], 1.0, finalists=0)
-    with pytest.raises(ValueError, match="`candidate` must be one of those that were searched"):
-        Bench({"a": 1.0}).tune().row("b")
 
 
 def test_a_result_is_plain_numbers():
     fake = machine(2)
     found = tuning.candidates(fake)
     speeds = dict(zip(found, range(100, 100 + len(found)), strict=True))
-    plain = Bench(speeds).tune(baseline=found[0]).as_dict()
+    plain = asdict(Bench(speeds).tune(baseline=found[0]))
     assert json.loads(json.dumps(plain))["best"]["ranks"] == found[-1].ranks
 
 

@@ -28,6 +28,8 @@ def trials(samples, test, names):
     labels = draw.integers(0, 3, samples + test).astype(np.int32)
     data = Dataset("small", images[:samples], labels[:samples], images[samples:], labels[samples:])
 
+    ends = []  # weights and evaluation at the end of a program
+
     def program(data, watch, callbacks, seed=None, broadcast=True):
         import keras
         import tensorflow as tf
@@ -46,43 +48,41 @@ def trials(samples, test, names):
         start = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)] if broadcast else []
         model.fit(watch(batches), epochs=2, verbose=0, shuffle=False, callbacks=start + callbacks)
         evaluated = model.evaluate(data.test_images, data.test_labels, verbose=0)
-        return [np.concatenate([np.ravel(w) for w in model.get_weights()]).tolist(), evaluated]
+        ends.append([np.concatenate([np.ravel(w) for w in model.get_weights()]), evaluated])
 
-    def told(program, **settings):
-        one = trial.run(program, data, 0.1, **settings)
+    def told(program):
+        one = trial.run(program, data, 0.1)
+        weights, evaluated = ends.pop()
         return {
             "loss": one.loss,
             "distance": one.distance,
             "taken": one.taken,
             "accuracy": one.accuracy,
-            "result": one.result,
-            "who": [one.rank, one.ranks, one.samples, one.evidence.rank, one.evidence.ranks],
+            "result": [weights.tolist(), evaluated],
+            "who": [one.rank, one.samples, one.evidence.rank, one.evidence.ranks],
         }
 
     def apart(data, watch, callbacks):
-        return program(data, watch, callbacks, broadcast=False)
+        program(data, watch, callbacks, broadcast=False)
 
     def seeded(data, watch, callbacks):
-        return program(data, watch, callbacks, seed=5, broadcast=False)
+        program(data, watch, callbacks, seed=5, broadcast=False)
 
     programs = {"sound": program, "seeded": seeded, "apart": apart}
     result = {name: told(programs[name]) for name in names if name in programs}
-    if "few" in names:
-        result["few"] = told(program, images=4)
     result["switch"] = os.environ.get("DLGUIDE_HVD_CHECK_EVERY", "")
-    wrong = {"no fit": (lambda *arguments: None, {}), "guarded": (apart, {"guard": True})}
-    for name in (name for name in names if name in wrong):  # in one order on all ranks
+    if "no fit" in names:
         try:
-            result[name] = str(trial.run(wrong[name][0], data, **wrong[name][1]))
-        except Exception as error:
-            result[name] = str(error)
+            trial.run(lambda *arguments: None, data)
+        except ValueError as error:
+            result["no fit"] = str(error)
     return result
 
 
 # Each training costs a second on each rank: what concerns one rank alone runs on few.
 NAMES = {
     1: ("sound", "no fit"),
-    2: ("sound", "few", "seeded", "apart", "no fit", "guarded"),
+    2: ("sound", "seeded", "apart", "no fit"),
     3: ("sound", "apart"),
 }
 
@@ -95,7 +95,7 @@ def test_a_trial_reports_what_the_program_did(ranks, tmp_path):
     for rank, result in enumerate(everyone):
         for name in {"sound", "seeded", "apart"} & set(names):
             one = result[name]
-            assert one["who"] == [rank, ranks, SAMPLES, rank, ranks]
+            assert one["who"] == [rank, SAMPLES, rank, ranks]
             assert len(one["loss"]) == len(one["distance"]) == steps
             assert one["taken"] == list(range(rank, SAMPLES, ranks))
             # Keras itself evaluates the same test images.
@@ -110,9 +110,6 @@ def test_a_trial_reports_what_the_program_did(ranks, tmp_path):
         assert result["switch"] == ""
     assert len({str(result["sound"]["loss"]) for result in everyone}) == 1
     first = everyone[0]
-    if "few" in names:
-        # Accuracies of 4 images are quarters, those of all 9 are not.
-        assert 4 * first["few"]["accuracy"] in range(5)
     if "no fit" in names:
         assert "a rank with 0 steps" in first["no fit"]
     if "seeded" in names:
@@ -120,5 +117,3 @@ def test_a_trial_reports_what_the_program_did(ranks, tmp_path):
         assert set(first["seeded"]["distance"]) == {0.0}
     if "apart" in names:
         assert min(first["apart"]["distance"]) > 0
-    if "guarded" in names:
-        assert "The weights of all ranks must be equal" in first["guarded"]

@@ -32,10 +32,8 @@ SPEEDS = {
 
 
 def result(speeds=SPEEDS, failed=()):
-    rows = [
-        CandidateResult(each, speed, speed, speed, 0, 1, 3, 1.0) for each, speed in speeds.items()
-    ]
-    rows += [CandidateResult(each, 0.0, 0.0, 0.0, -1, 0, 0, 1.0, "broken") for each in failed]
+    rows = [CandidateResult(each, speed, speed, speed, 0, 1, 1.0) for each, speed in speeds.items()]
+    rows += [CandidateResult(each, 0.0, 0.0, 0.0, -1, 0, 1.0, "broken") for each in failed]
     return tuple(rows)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -55,7 +56,7 @@ def tune(
         oversubscribe=oversubscribe, keep=keep,
     )  # fmt: skip
     record = output / "tuning.json"
-    record.write_text(json.dumps(found.as_dict(), indent=1))
+    record.write_text(json.dumps(asdict(found), indent=1))
     plots.tuning(found.result).savefig(output / "tuning.png")
     print(f"{found.used_s:.0f} s, of these {found.start_s:.0f} s until the ranks were ready.")
     print(f"Heat map and numbers: {output / 'tuning.png'}, {record}")

@@ -5,10 +5,9 @@ found = search.run(objective, space, search.Random(trials=24, epochs=3), cluster
 print(found.best())
 """
 
-from dlguide.search.methods import Grid, Halving, Proposal, Random, Rung, Trial
+from dlguide.search.methods import TPE, Grid, Halving, Proposal, Random, Trial
 from dlguide.search.running import SearchResult, run
 from dlguide.search.spaces import Choice, Integer, LogUniform, Uniform
-from dlguide.search.tpe import TPE
 
 __all__ = [
     "TPE",
@@ -19,7 +18,6 @@ __all__ = [
     "LogUniform",
     "Proposal",
     "Random",
-    "Rung",
     "SearchResult",
     "Trial",
     "Uniform",

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from numbers import Real
 from typing import Any, Protocol
@@ -20,8 +20,6 @@ from dlguide.errors import require, require_count
 from dlguide.search import spaces
 from dlguide.search.methods import Proposal, Rounds, Trial, parameters_text, value_text
 from dlguide.search.spaces import Space
-
-__all__ = ["Method", "SearchResult", "run"]
 
 DRAW_S = 0.1  # between two updates of the progress line
 LINE_S = 5.0  # between two lines in a file or a pipe
@@ -38,21 +36,12 @@ class Method(Protocol):
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The trials of a search, in the order of their numbers.
-
-    Args:
-        method: its name.
-        trials: all of them.
-        seconds: time of the whole search (s).
-        ranks: number of ranks that shared the trials.
-        seed: of the search.
-    """
+    """The trials of a search in the order of their numbers, and its time on so many ranks (s)."""
 
     method: str
     trials: tuple[Trial, ...]
     seconds: float
     ranks: int
-    seed: int
 
     @property
     def epochs(self) -> int:
@@ -96,17 +85,13 @@ class SearchResult:
             )
             for one in order[:rows]
         ]
-        wide = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         text = "\n".join(
-            "  ".join(cell.rjust(width) for cell, width in zip(line, wide, strict=True))
+            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
             for line in lines
         )
         left = len(order) - rows
         return text + (f"\n... and {left} more" if left > 0 else "")
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the result as plain values, for JSON."""
-        return asdict(self)
 
     def __str__(self) -> str:
         good = len(self.trials) - len(self.failed)
@@ -131,7 +116,7 @@ def run(
     static: bool = False,
     show: bool = True,
 ) -> SearchResult:
-    """Search a space for the parameters with the smallest score.
+    """Return the trials of a search for the parameters with the smallest score.
 
     The trials are independent trainings, each on one rank; a rank takes the next trial as soon as
     it is free. The same seed gives the same trials on any number of ranks. A trial whose objective
@@ -148,10 +133,6 @@ def run(
         seed: of the search, and of each training.
         ranks: indices of the ranks that take part; None for all.
         static: assign the trials of a round in blocks, instead of to the first free rank.
-        show: whether to show progress.
-
-    Returns:
-        SearchResult: all trials.
 
     Raises:
         ValueError: if an argument is invalid, or no trial of the first round returned a score;
@@ -172,7 +153,7 @@ def run(
 
     def result() -> SearchResult:
         seconds = time.monotonic() - begin_s
-        return SearchResult(str(method), tuple(trials), seconds, len(ranks) if ranks else 1, seed)
+        return SearchResult(str(method), tuple(trials), seconds, len(ranks) if ranks else 1)
 
     rounds = method.rounds(space, seed)
     ended: list[Trial] | None = None
@@ -183,7 +164,7 @@ def run(
             except StopIteration:
                 return result()
             first = len(trials)
-            progress.expect(len(proposals))
+            progress.expected += len(proposals)
             read = partial(_trial, proposals, first, begin_s)
             ended_one = lambda outcome, read=read: progress.add(read(outcome))  # noqa: E731
             try:
@@ -213,7 +194,7 @@ def _round(
     on_result: Callable[[TaskResult], None],
 ) -> list[TaskResult]:
     """Run the trials of one round, on the ranks or here."""
-    call = partial(attempt, objective, seed)
+    call = partial(scores, objective, seed)
     items = [(dict(one.parameters), one.epochs) for one in proposals]
     if cluster is not None:
         return cluster.map(call, items, ranks, on_result, static)
@@ -228,20 +209,12 @@ def _round(
     return outcomes
 
 
-def attempt(
+def scores(
     objective: Objective, seed: int, item: tuple[Mapping[str, Any], int]
 ) -> tuple[float, ...]:
-    """Call an objective on a rank and return its scores."""
+    """Call an objective, on a rank, and return its scores."""
     parameters, epochs = item
-    return scores(objective(parameters, epochs, seed))
-
-
-def scores(returned: Any) -> tuple[float, ...]:
-    """Return the scores of an objective's value.
-
-    >>> scores([0.5, 0.25])
-    (0.5, 0.25)
-    """
+    returned = objective(parameters, epochs, seed)
     many = isinstance(returned, Sequence | np.ndarray) and not isinstance(returned, str | bytes)
     values = list(returned) if many and np.ndim(returned) == 1 else [returned]
     right = bool(values) and all(
@@ -256,14 +229,10 @@ def scores(returned: Any) -> tuple[float, ...]:
 
 
 def _trial(proposals: Sequence[Proposal], first: int, begin_s: float, outcome: TaskResult) -> Trial:
-    proposal = proposals[outcome.number]
     history = outcome.value or ()
     return Trial(
         number=first + outcome.number,
-        parameters=dict(proposal.parameters),
-        epochs=proposal.epochs,
-        rung=proposal.rung,
-        parent=proposal.parent,
+        **vars(proposals[outcome.number]),
         score=history[-1] if history else math.inf,
         history=history,
         rank=outcome.rank,
@@ -291,17 +260,12 @@ class _ProgressLine:
     """Progress of a search: one updated line in a terminal or notebook, rare lines in a file."""
 
     def __init__(self, method: str, show: bool) -> None:
-        self.method = method
-        self.show = show
-        self.begin_s = self.drawn_s = self.line_s = time.monotonic()
+        self.method, self.show = method, show
+        self.begin_s = self.drawn_s = time.monotonic()
         self.expected = self.ended = self.failed = 0
         self.best: Trial | None = None
         self.width = 0
         self.live = show and (sys.stdout.isatty() or hasattr(sys.stdout, "topic"))
-
-    def expect(self, trials: int) -> None:
-        """Announce a round."""
-        self.expected += trials
 
     def add(self, trial: Trial) -> None:
         """Count a finished trial and redraw the line from time to time."""
@@ -310,13 +274,9 @@ class _ProgressLine:
         if not trial.failed and (self.best is None or trial.score < self.best.score):
             self.best = trial
         now_s = time.monotonic()
-        if self.live and now_s - self.drawn_s >= DRAW_S:
+        if self.show and now_s - self.drawn_s >= (DRAW_S if self.live else LINE_S):
             self.drawn_s = now_s
-            self._draw()
-        elif self.show and not self.live and now_s - self.line_s >= LINE_S:
-            self.line_s = now_s
-            sys.stdout.write(f"{self.text()}\n")
-            sys.stdout.flush()
+            self._draw("" if self.live else "\n")
 
     def text(self) -> str:
         """Return the line: method, finished trials, the best, failures, seconds."""
@@ -330,15 +290,11 @@ class _ProgressLine:
 
     def close(self) -> None:
         """Draw the line a last time."""
-        if self.live:
-            self._draw()
-            sys.stdout.write("\n")
-        elif self.show:
-            sys.stdout.write(f"{self.text()}\n")
-        sys.stdout.flush()
+        if self.show:
+            self._draw("\n")
 
-    def _draw(self) -> None:
+    def _draw(self, end: str) -> None:
         text = self.text()
-        sys.stdout.write("\r" + text.ljust(self.width))
+        sys.stdout.write("\r" * self.live + text.ljust(self.width) + end)
         sys.stdout.flush()
-        self.width = len(text)
+        self.width = len(text) * self.live

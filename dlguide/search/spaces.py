@@ -21,8 +21,6 @@ import numpy as np
 
 from dlguide.errors import require, require_count
 
-__all__ = ["Choice", "Integer", "LogUniform", "Space", "Uniform", "check", "draw", "grid"]
-
 
 @dataclass(frozen=True)
 class Uniform:
@@ -111,11 +109,7 @@ Space = Mapping[str, Kind]
 
 
 def check(space: Space) -> dict[str, Kind]:
-    """Return the space as a dictionary, or raise if it is none.
-
-    Raises:
-        ValueError: if it is empty, or a name or a kind is none.
-    """
+    """Return the space as a dictionary; refuse what is none."""
     filled = isinstance(space, Mapping) and len(space) > 0
     require(filled, "space", "be a dictionary with at least one parameter", space)
     for name, kind in space.items():
@@ -134,12 +128,6 @@ def draw(space: Space, seed: int, number: int) -> dict[str, Any]:
     """Draw the parameters of a trial, which depend only on `seed` and `number`.
 
     So trial 7 is the same whether 8 or 800 are made, and in whatever order they end.
-
-    Returns:
-        dict: value by name.
-
-    >>> draw({"rate": LogUniform(0.01, 1.0)}, 0, 3) == draw({"rate": LogUniform(0.01, 1.0)}, 0, 3)
-    True
     """
     places = np.random.default_rng([seed, number]).random(len(space))
     return {name: kind.at(place) for (name, kind), place in zip(space.items(), places, strict=True)}
@@ -150,9 +138,6 @@ def grid(space: Space, points: int) -> list[dict[str, Any]]:
 
     Numbers take the middles of `points` equal parts of their interval (on their own scale), of
     equal integers one is kept; a `Choice` takes all its values.
-
-    Raises:
-        ValueError: if `points` is not a whole number of at least 1.
     """
     require_count(points, "points")
     middles = [(point + 0.5) / points for point in range(points)]

@@ -1,14 +1,13 @@
 """`bottleneck`: which stage of an input pipeline, or the training step, limits the speed.
 
-A pipeline is a line of stages, the training step the last of them. Some stages take turns on one
-thread; a parallel map or a prefetch gives the stages before and after it threads of their own.
+A pipeline is a line of stages, the training step the last of them, each on its own threads.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +25,9 @@ _WAITING = 0.25  # a stage waits when its threads compute less than this share o
 _CALLS_IN_FLIGHT = 8  # of a stage that waits: it needs no core meanwhile
 _ONE_CALL = ("batch",)  # stages without a setting for calls at once
 _WORTH = 1.05  # a remedy that brings less is not named
+_READY = 3  # batches that wait in memory for a stage that is measured alone
+_SAMPLE_BY_SAMPLE = ("decode", "crop")  # the other stages handle batches
+_ROUNDS = 3  # how often at least each stage fills all its calls while it is timed
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,6 @@ class Stage:
     name: str
     wall_s: float
     cpu_s: float
-    worker: int
     out_nbytes: float = 0.0
     calls: int = 1
 
@@ -61,11 +62,10 @@ class Remedy:
 def seconds_per_sample(stages: Sequence[Stage], cores: float) -> float:
     """Predict the time per sample of a line of stages that runs as a whole.
 
-    Stages on one thread take turns, so their times add up. Threads run beside each other, so
-    the slowest sets the pace, as the slowest machine of an assembly line does. And no more can
-    be computed than the cores give:
+    Stages run beside each other, so the slowest sets the pace, as the slowest machine of an
+    assembly line does. And no more can be computed than the cores give:
 
-        t = max(max over threads of the sum of wall_s, sum of cpu_s / cores)
+        t = max(max of wall_s, sum of cpu_s / cores)
 
     Leaves out that buffers between stages run empty when times vary, and that stages slow each
     other down in caches and memory.
@@ -74,28 +74,24 @@ def seconds_per_sample(stages: Sequence[Stage], cores: float) -> float:
         The bound of asymptotic bottleneck analysis: Denning and Buzen, ACM Computing Surveys
         10 (1978), 225-261.
 
-    >>> line = [Stage("read", 2e-3, 0.1e-3, 0), Stage("train", 3e-3, 3e-3, 0)]
-    >>> seconds_per_sample(line, cores=1)
-    0.005
-    >>> seconds_per_sample([line[0], replace(line[1], worker=1)], cores=2)
+    >>> line = [Stage("read", 2e-3, 0.1e-3), Stage("train", 3e-3, 3e-3)]
+    >>> seconds_per_sample(line, cores=2)
     0.003
     """
-    return max(_pace(stages, cores))
+    require(len(stages) > 0, "stages", "hold at least one Stage", stages)
+    require_positive(cores, "cores")
+    return max(max(one.wall_s for one in stages), sum(one.cpu_s for one in stages) / cores)
 
 
 def limited_by_cores(stages: Sequence[Stage], cores: float) -> bool:
-    """Return whether the cores together set the pace, and not one thread."""
-    threads_s, cores_s = _pace(stages, cores)
-    return cores_s > threads_s
+    """Return whether the cores together set the pace, and not one stage."""
+    return seconds_per_sample(stages, cores) > max(one.wall_s for one in stages)
 
 
 def slowest(stages: Sequence[Stage], cores: float) -> Stage:
-    """Find the stage that takes most time of what sets the pace, a thread or the cores."""
-    if limited_by_cores(stages, cores):
-        return max(stages, key=lambda stage: stage.cpu_s)
-    times = _times(stages)
-    pace = max(times, key=times.__getitem__)
-    return max((stage for stage in stages if stage.worker == pace), key=lambda one: one.wall_s)
+    """Find the stage that sets the pace, or takes most time of the cores if they do."""
+    full = limited_by_cores(stages, cores)
+    return max(stages, key=lambda one: one.cpu_s if full else one.wall_s)
 
 
 def without(stages: Sequence[Stage], *names: str) -> tuple[Stage, ...]:
@@ -110,65 +106,25 @@ def remedies(
 ) -> tuple[Remedy, ...]:
     """Predict what each usual change of an input pipeline would bring, the best first.
 
-    Prefetch before the training step; several calls of one stage at once, where a pipeline has a
-    setting for it; a cache after a stage, where the samples fit into half of the memory; more
-    cores. Left out is what brings less than 5 %, and all that a change costs, such as the first
-    epoch that fills the cache.
+    Several calls of one stage at once, where a pipeline has a setting for it; a cache after a
+    stage, where the samples fit into half of the memory; more cores. Left out is what brings less
+    than 5 %, and all that a change costs, such as the first epoch that fills the cache.
     """
     now_s = seconds_per_sample(stages, cores)
-    changed: dict[str, tuple[Sequence[Stage], float]] = {}
-    if any(one.worker == stages[-1].worker for one in stages[:-1]):
-        beside = replace(stages[-1], worker=stages[-1].worker + 1)
-        changed["prefetch before the training step"] = ((*stages[:-1], beside), cores)
+    after_s: dict[str, float] = {}
     for place, one in enumerate(stages[:-1]):
         if one.name not in _ONE_CALL:
-            line, calls = _in_parallel(stages, place, cores)
-            changed[f"{calls} calls of {one.name} at once"] = (line, cores)
+            calls = _CALLS_IN_FLIGHT if one.waits else max(2, round(cores))
+            here = replace(one, wall_s=one.wall_s / max(1.0, calls / one.calls))
+            line = (*stages[:place], here, *stages[place + 1 :])
+            after_s[f"{calls} calls of {one.name} at once"] = seconds_per_sample(line, cores)
         done = [stage.name for stage in stages[: place + 1]]
         if 0 < samples * one.out_nbytes <= memory_nbytes / 2:
-            changed[f"cache after {one.name}"] = (without(stages, *done), cores)
+            after_s[f"cache after {one.name}"] = seconds_per_sample(without(stages, *done), cores)
     if limited_by_cores(stages, cores):
-        changed["twice as many cores"] = (stages, 2 * cores)
-    found = [
-        Remedy(what, 1 / after_s)
-        for what, (line, count) in changed.items()
-        if 0 < (after_s := seconds_per_sample(line, count)) * _WORTH < now_s
-    ]
+        after_s["twice as many cores"] = seconds_per_sample(stages, 2 * cores)
+    found = [Remedy(what, 1 / s) for what, s in after_s.items() if 0 < s * _WORTH < now_s]
     return tuple(sorted(found, key=lambda remedy: -remedy.samples_per_s))
-
-
-def _in_parallel(
-    stages: Sequence[Stage], place: int, cores: float
-) -> tuple[tuple[Stage, ...], int]:
-    # a parallel map has its own threads, and so have the stages before and after it
-    one = stages[place]
-    calls = _CALLS_IN_FLIGHT if one.waits else max(2, round(cores))
-    faster = max(1.0, calls / one.calls)
-    before = [replace(stage, worker=3 * stage.worker) for stage in stages[:place]]
-    here = replace(one, wall_s=one.wall_s / faster, worker=3 * one.worker + 1)
-    after = [
-        replace(stage, worker=3 * stage.worker + 2 * (stage.worker == one.worker))
-        for stage in stages[place + 1 :]
-    ]
-    return (*before, here, *after), calls
-
-
-def _pace(stages: Sequence[Stage], cores: float) -> tuple[float, float]:
-    require(len(stages) > 0, "stages", "hold at least one Stage", stages)
-    require_positive(cores, "cores")
-    return max(_times(stages).values()), sum(stage.cpu_s for stage in stages) / cores
-
-
-def _times(stages: Sequence[Stage]) -> dict[int, float]:
-    times: dict[int, float] = {}
-    for stage in stages:
-        times[stage.worker] = times.get(stage.worker, 0.0) + stage.wall_s
-    return times
-
-
-_READY = 3  # batches that wait in memory for a stage that is measured alone
-_SAMPLE_BY_SAMPLE = ("decode", "crop")  # the other stages handle batches
-_ROUNDS = 3  # how often at least each stage fills all its calls while it is timed
 
 
 @dataclass(frozen=True)
@@ -177,7 +133,6 @@ class Bottleneck:
 
     stages: tuple[Stage, ...]
     cores: float
-    input_samples_per_s: float
     measured_samples_per_s: float
     wait_s: tuple[float, ...]
     compute_s: tuple[float, ...]
@@ -187,11 +142,6 @@ class Bottleneck:
     def slowest(self) -> Stage:
         """The stage that holds the others back."""
         return slowest(self.stages, self.cores)
-
-    @property
-    def limited_by_cores(self) -> bool:
-        """Whether the cores are full, so that stages take them from each other."""
-        return limited_by_cores(self.stages, self.cores)
 
     @property
     def predicted_samples_per_s(self) -> float:
@@ -207,10 +157,6 @@ class Bottleneck:
     def wait_share(self) -> float:
         """Share of the steps' time in which the training waited for data."""
         return sum(self.wait_s) / (sum(self.wait_s) + sum(self.compute_s))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain numbers for a record."""
-        return asdict(self)
 
     def __str__(self) -> str:
         lines = ["stage        samples/s alone   busy cores"]
@@ -232,7 +178,7 @@ class Bottleneck:
         name, free = self.slowest.name, self.without_slowest_samples_per_s
         gain = free / self.predicted_samples_per_s
         said = f"If {name} took no time: {free:,.0f} samples/s, {gain:.1f} times as many."
-        if self.limited_by_cores:
+        if limited_by_cores(self.stages, self.cores):
             said += f" The cores ({self.cores:g}) are full; {name} takes most of their time."
         if self.remedies:
             return f"{said} What should help:"
@@ -270,8 +216,8 @@ def bottleneck(
         DataError: if a sample is damaged.
 
     Source:
-        PRACE Best Practice Guide Deep Learning (2019), 5.5.3 ("Checking if your input data
-        pipeline is a bottleneck"), without a method.
+        PRACE best practice guide, section 5.5.3 ("Checking if your input data pipeline is a
+        bottleneck"), without a method.
     """
     require_positive(seconds, "seconds")
     import keras
@@ -288,18 +234,16 @@ def bottleneck(
     def train(images: Any, labels: Any) -> float:
         return float(step(images, labels, 1 / len(labels)).numpy()[0])  # the loss
 
-    stages.append(Stage(TRAIN, *_trained(train, batches, seconds), worker=len(stages)))
-    alone, _, _ = _together(pipeline, None, seconds)
-    together, wait_s, compute_s = _together(pipeline, train, seconds)
+    stages.append(Stage(TRAIN, *_trained(train, batches, seconds)))
+    together = _together(pipeline, train, seconds)
     helpful = remedies(stages, cores, whole.samples, described.memory_bytes / whole.ranks)
-    steps = (tuple(wait_s), tuple(compute_s))
-    return Bottleneck(tuple(stages), cores, alone, together, *steps, helpful)
+    return Bottleneck(tuple(stages), cores, *together, helpful)
 
 
 def _stages(pipeline: Any, seconds: float) -> tuple[list[Stage], list[Any]]:
     """Measure the stages of a pipeline, each on the output of the one before; return batches."""
     found, ready = [], pipeline.replace(throttle=None).apply("read").take(_READY).cache()
-    for worker, name in enumerate(pipeline.stages):
+    for name in pipeline.stages:
         one_by_one = name in _SAMPLE_BY_SAMPLE
         if name == "read":
             measured, calls = pipeline.apply("read").repeat(), pipeline.readers
@@ -311,10 +255,10 @@ def _stages(pipeline: Any, seconds: float) -> tuple[list[Stage], list[Any]]:
         if one_by_one:
             # They stay in TensorFlow: handing each to Python would take longer than the stage.
             gathered = measured.shard(pipeline.batch_per_rank, pipeline.batch_per_rank - 1)
-            wall_s, cpu_s = _drained(gathered, pipeline.batch_per_rank, 1, seconds)
+            times = _drained(gathered, pipeline.batch_per_rank, 1, seconds)
         else:
-            wall_s, cpu_s = _drained(measured, None, calls, seconds)
-        found.append(Stage(name, wall_s, cpu_s, worker, _kept(pipeline, name, elements), calls))
+            times = _drained(measured, None, calls, seconds)
+        found.append(Stage(name, *times, _kept(pipeline, name, elements), calls))
     return found, elements
 
 
@@ -368,10 +312,10 @@ def _kept(pipeline: Any, name: str, elements: list[Any]) -> float:
 
 
 def _together(
-    pipeline: Any, train: Callable[[Any, Any], float] | None, seconds: float
-) -> tuple[float, list[float], list[float]]:
-    """Run the whole pipeline, with or without training; return samples/s, and for each step the
-    time that it waited and the time that it computed (s).
+    pipeline: Any, train: Callable[[Any, Any], float], seconds: float
+) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
+    """Train from the whole pipeline; return samples/s, and of each step the waiting and the
+    computing time (s).
     """
     wait_s: list[float] = []
     compute_s: list[float] = []
@@ -384,7 +328,7 @@ def _together(
             begin = time.perf_counter()
             for number, (images, labels) in enumerate(batches):
                 ready = time.perf_counter()
-                if train is not None and len(labels):
+                if len(labels):
                     train(images, labels)
                 end = time.perf_counter()
                 if number >= filling:
@@ -394,7 +338,7 @@ def _together(
                 begin = end
                 if len(wait_s) >= least and sum(wait_s) + sum(compute_s) >= seconds:
                     break
-    return samples / (sum(wait_s) + sum(compute_s)), wait_s, compute_s
+    return samples / (sum(wait_s) + sum(compute_s)), tuple(wait_s), tuple(compute_s)
 
 
 def _with_filled_cache(pipeline: Any) -> Any:

@@ -33,18 +33,13 @@ __all__ = [
     "finished",
     "is_within",
     "latest",
-    "nbytes_of",
-    "not_finite",
     "read",
     "restore",
     "save",
 ]
 
-# Raised whenever a file of an earlier dlguide would be read wrongly; 1 had no `within`.
-VERSION = 2
-_READABLE = (1, 2)
-_MAGIC = b"dlguide-checkpoint-"
-_FIRST_LINE = re.compile(re.escape(_MAGIC) + rb"(\d{1,4}) ([0-9a-f]{64})")
+VERSION = 2  # raised whenever a file of an earlier dlguide would be read wrongly
+_FIRST_LINE = re.compile(rb"dlguide-checkpoint-(\d{1,4}) ([0-9a-f]{64})")
 _NAME = re.compile(r"checkpoint-(\d{9})(-within)?\.dlguide")
 # One name for all unfinished files, so that a killed save leaves one and not one more each time.
 _UNFINISHED = "checkpoint.partial"
@@ -59,10 +54,8 @@ class CheckpointError(RuntimeError):
 class Within:
     """What a checkpoint written before an epoch's end holds beside the weights.
 
-    Args:
-        step: steps of that epoch that were done (count).
-        settings: what must be equal to resume from there.
-        states: the bytes of each virtual worker's own state, of all ranks.
+    The steps of that epoch that were done (count), what must be equal to resume from there, and
+    the bytes of each virtual worker's own state, of all ranks.
     """
 
     step: int
@@ -72,15 +65,9 @@ class Within:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The header of a checkpoint file.
+    """The header of a checkpoint file: steps and epochs done (counts), settings of the training.
 
-    Args:
-        path: of the file.
-        step: steps done when it was written (count).
-        epoch: epochs done (count).
-        settings: of the training it belongs to.
-        arrays: name, dtype and shape of each.
-        within: None at the end of an epoch.
+    `arrays` has the name, dtype and shape of each; `within` is None at the end of an epoch.
     """
 
     path: str
@@ -94,34 +81,25 @@ class Checkpoint:
 # --- files ---
 
 
-def finished(folder: Path) -> list[Path]:
-    """List all checkpoints of a folder by their steps; empty if it does not exist.
-
-    Returns:
-        list: paths, the earliest step first.
-    """
-    if not folder.is_dir():
+def finished(folder: str | os.PathLike) -> list[Path]:
+    """Return all checkpoints of a folder, the fewest steps first; none if it does not exist."""
+    if not os.path.isdir(folder):
         return []
-    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+    return sorted(path for path in Path(folder).iterdir() if _NAME.fullmatch(path.name))
 
 
 def is_within(path: Path) -> bool:
     """Return whether a checkpoint was written before an epoch's end, which its name shows."""
-    named = _NAME.fullmatch(path.name)
-    return named is not None and named[2] is not None
+    return path.stem.endswith("-within")
+
+
+def _ends(folder: str | os.PathLike) -> list[Path]:
+    return [path for path in finished(folder) if not is_within(path)]
 
 
 def latest(folder: str | os.PathLike) -> Path | None:
-    """Return the checkpoint with the most steps.
-
-    Args:
-        folder: where `save` wrote; it need not exist.
-
-    Returns:
-        Path: the file, or None if there is none.
-    """
-    files = finished(Path(folder))
-    return files[-1] if files else None
+    """Return the checkpoint with the most steps; None if there is none, or no such folder."""
+    return (finished(folder) or [None])[-1]
 
 
 def save(
@@ -146,11 +124,11 @@ def save(
         folder: where to write; made if it is missing.
         model: its weights are written, moving averages included.
         optimizer: built; its variables are written.
-        step: steps done so far (count).
-        epoch: epochs done so far (count).
+        step: done so far (count).
+        epoch: done so far (count).
         settings: what must be equal in the training that resumes from here, JSON-able.
         keep: checkpoints to leave in the folder, this one included (count).
-        within: each worker's own state before the end of an epoch; None at its end.
+        within: what is needed before the end of an epoch; None at its end.
 
     Returns:
         Path: the file.
@@ -162,8 +140,8 @@ def save(
     require_count(step, "step", least=0)
     require_count(epoch, "epoch", least=0)
     require_count(keep, "keep")
-    then = "Nothing was written. Go on from the last checkpoint with a lower learning rate."
     bad = not_finite(model)
+    then = "Nothing was written. Go on from the last checkpoint with a lower learning rate."
     require(not bad, "model", "have weights that are finite", f"{bad} with nan or infinity", then)
     arrays = [(name, np.asarray(variable)) for name, variable in _variables(model, optimizer)]
     path = _write(Path(folder), step, epoch, settings or {}, arrays, within)
@@ -174,26 +152,23 @@ def save(
 def branch(
     source: str | os.PathLike, folder: str | os.PathLike, changes: Mapping[str, Any]
 ) -> Path:
-    """Let another training continue from where one has ended an epoch.
+    """Return a new file, from which another training continues where one has ended an epoch.
 
     Copies the last checkpoint of an epoch's end into another folder and notes there that it
     belongs to a training that differs in `changes`: another schedule from here on, for example.
-    The first training's folder stays as it is. Call it on one rank only.
+    Call it on one rank only.
 
     Args:
-        source: the folder of the training that was.
+        source: the folder of the training that was; it stays as it is.
         folder: of the training that shall continue; without checkpoints.
         changes: settings of the new training that differ, JSON-able.
-
-    Returns:
-        Path: the new file.
 
     Raises:
         ValueError: if there is no such checkpoint, the training never had such a setting, or the
             folder holds checkpoints already.
         CheckpointError: if it is damaged.
     """
-    ends = [one for one in finished(Path(source)) if not is_within(one)]
+    ends = _ends(source)
     must, then = "hold a checkpoint of an epoch's end", "Train there first, for an epoch at least."
     require(bool(ends), "source", must, str(source), then)
     there = latest(folder)
@@ -208,13 +183,7 @@ def branch(
 
 
 def read(path: str | os.PathLike) -> tuple[Checkpoint, list[np.ndarray]]:
-    """Read a checkpoint and check it against its checksum.
-
-    Args:
-        path: a file that `save` wrote.
-
-    Returns:
-        tuple: the Checkpoint and its arrays, in its order.
+    """Return a checkpoint and its arrays, in its order, checked against its checksum.
 
     Raises:
         CheckpointError: if the file is missing, damaged, no checkpoint or of another version; the
@@ -231,11 +200,10 @@ def read(path: str | os.PathLike) -> tuple[Checkpoint, list[np.ndarray]]:
     named = _FIRST_LINE.fullmatch(first)
     if named is None:
         raise CheckpointError(f"{path} does not begin as a checkpoint does. {_instead(path)}")
-    if int(named[1]) not in _READABLE:
-        known = " and ".join(map(str, _READABLE))
+    if int(named[1]) != VERSION:
         raise CheckpointError(
-            f"{path} is a checkpoint of version {int(named[1])}, but this dlguide reads versions "
-            f"{known}. Go on with the dlguide that wrote it, or use another folder."
+            f"{path} is a checkpoint of version {int(named[1])}, but this dlguide reads version "
+            f"{VERSION}. Go on with the dlguide that wrote it, or use another folder."
         )
     expected, found = named[2].decode(), hashlib.sha256(rest).hexdigest()
     if found != expected:
@@ -249,10 +217,8 @@ def read(path: str | os.PathLike) -> tuple[Checkpoint, list[np.ndarray]]:
     within = header.get("within")
     if within is not None:
         edges = sum(array.nbytes for array in arrays) + np.cumsum([0, *within["states"]])
-        states = tuple(data[a:b] for a, b in pairwise(edges))
-        within = Within(within["step"], within["settings"], states)
-    values = (header["step"], header["epoch"], header["settings"])
-    return Checkpoint(str(path), *values, names, within), arrays
+        within = Within(**within | {"states": tuple(data[a:b] for a, b in pairwise(edges))})
+    return Checkpoint(**header | {"path": str(path), "arrays": names, "within": within}), arrays
 
 
 def restore(
@@ -262,22 +228,18 @@ def restore(
     settings: Mapping[str, Any] | None = None,
     within: Mapping[str, Any] | None = None,
 ) -> Checkpoint:
-    """Set a net and its optimizer to what a checkpoint holds, bit by bit.
+    """Return a checkpoint, after a net and its optimizer were set to it, bit by bit.
 
     Nothing is changed unless everything fits. On many ranks call it on one and broadcast
     `model.weights` and `optimizer.variables` from there: then all are equal even where the
     others see another folder.
 
     Args:
-        path: a file that `save` wrote.
         model: the same net as was saved.
         optimizer: of the same kind as was saved, built.
         settings: what must equal the settings that were saved; None for any.
         within: what must equal the settings of one that was written before an epoch's end; None
             for any.
-
-    Returns:
-        Checkpoint: with the step and epoch to resume from.
 
     Raises:
         CheckpointError: if the file is damaged, or belongs to another net, optimizer or training.
@@ -294,19 +256,17 @@ def restore(
         _require_layout(Path(path), found, within or {})
     variables = _variables(model, optimizer)
     expected = [(name, str(v.dtype), tuple(v.shape)) for name, v in variables]
+    different = "belongs to another net or optimizer: it holds"
     for saved, here in zip(found.arrays, expected, strict=False):
         if saved[1:] != here[1:]:
-            theirs, ours = (
-                f"{name} ({dtype}, shape {shape})" for name, dtype, shape in (saved, here)
-            )
+            theirs, ours = (f"{n} ({d}, shape {s})" for n, d, s in (saved, here))
             raise CheckpointError(
-                f"{path} belongs to another net or optimizer: it holds {theirs} where this one "
-                f"has {ours}. {otherwise}"
+                f"{path} {different} {theirs} where this one has {ours}. {otherwise}"
             )
     if len(expected) != len(found.arrays):
         raise CheckpointError(
-            f"{path} belongs to another net or optimizer: it holds {len(found.arrays)} arrays "
-            f"where this one has {len(expected)}. {otherwise}"
+            f"{path} {different} {len(found.arrays)} arrays where this one has {len(expected)}. "
+            f"{otherwise}"
         )
     for (_name, variable), array in zip(variables, arrays, strict=True):
         variable.assign(array)
@@ -314,14 +274,7 @@ def restore(
 
 
 def not_finite(model: keras.Model) -> str:
-    """Find a weight that holds nan or infinity.
-
-    Args:
-        model: its weights are searched, moving averages included.
-
-    Returns:
-        str: the name of the first such weight; empty if all are finite.
-    """
+    """Return the name of the first weight with nan or infinity; empty if all are finite."""
     for weight in model.weights:
         if "float" in str(weight.dtype) and not np.isfinite(np.asarray(weight)).all():
             return weight.path
@@ -329,28 +282,14 @@ def not_finite(model: keras.Model) -> str:
 
 
 def nbytes_of(model: keras.Model, optimizer: keras.Optimizer) -> int:
-    """Compute the size of a checkpoint without its header.
-
-    Args:
-        model: the net.
-        optimizer: built.
-
-    Returns:
-        int: size of all its arrays (bytes).
-    """
-    return sum(
-        int(np.prod(variable.shape, dtype=int)) * np.dtype(variable.dtype).itemsize
-        for _name, variable in _variables(model, optimizer)
-    )
+    """Return the size of a checkpoint without its header (bytes)."""
+    return sum(np.asarray(variable).nbytes for _name, variable in _variables(model, optimizer))
 
 
 def prune(folder: Path, keep: int) -> None:
     """Remove all but the last checkpoints and the last one of an epoch's end."""
-    files = finished(folder)
-    ends = [path for path in files if not is_within(path)]
-    for old in files[:-keep]:
-        if old not in ends[-1:]:
-            old.unlink(missing_ok=True)
+    for old in set(finished(folder)[:-keep]) - set(_ends(folder)[-1:]):
+        old.unlink(missing_ok=True)
 
 
 def _write(
@@ -362,17 +301,16 @@ def _write(
     within: Within | None,
 ) -> Path:
     """Write a file; processes that write into one folder do so one after the other."""
+    states = () if within is None else within.states
     header = {
         "step": step,
         "epoch": epoch,
         "settings": dict(settings),
         "arrays": [(name, array.dtype.name, array.shape) for name, array in arrays],
+        "within": within and {**vars(within), "states": [len(state) for state in states]},
     }
-    if within is not None:
-        nbytes = [len(state) for state in within.states]
-        header["within"] = {"step": within.step, "settings": within.settings, "states": nbytes}
     parts = [json.dumps(header).encode() + b"\n", *(array.tobytes() for _name, array in arrays)]
-    parts += within.states if within is not None else ()
+    parts += states
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
@@ -385,7 +323,7 @@ def _write(
                 held.enter_context(file_lock(folder / _WRITING, wait=True))
             try:
                 with open(unfinished, "wb") as file:
-                    file.write(_MAGIC + f"{VERSION} {digest.hexdigest()}\n".encode())
+                    file.write(f"dlguide-checkpoint-{VERSION} {digest.hexdigest()}\n".encode())
                     file.writelines(parts)
                     file.flush()
                     os.fsync(file.fileno())
@@ -432,7 +370,7 @@ def _require_layout(path: Path, found: Checkpoint, layout: Mapping[str, Any]) ->
     for name, value in json.loads(json.dumps(dict(layout))).items():
         saved = found.within.settings.get(name)
         if saved != value:
-            ends = [one for one in finished(path.parent) if not is_within(one)]
+            ends = _ends(path.parent)
             others = f"resume from {ends[-1].name}, the end of an epoch" if ends else "train anew"
             raise CheckpointError(
                 f"{path} was written after {found.within.step} steps of epoch {found.epoch + 1} "

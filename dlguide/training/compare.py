@@ -20,16 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One training in the table of a comparison.
+    """One training: steady images/s of all ranks, threads per rank, time of the slowest rank (s).
 
-    Args:
-        ranks: count.
-        threads: per rank (count).
-        images_per_s: steady state, all ranks.
-        speed_up: against the first row.
-        efficiency: speed-up per core against the first row.
-        test_accuracy: fraction; None if not evaluated.
-        seconds: of the whole training on the slowest rank.
+    The efficiency is the speed-up per core; both are against the first row.
     """
 
     ranks: int
@@ -46,13 +39,9 @@ def plans(machine: Machine, plan: ThreadPlan) -> list[ThreadPlan]:
 
     First one rank with as many threads as each of the ranks has, the reference; then one rank
     with all the threads, the best that a single process can do with the same cores.
-
-    Returns:
-        list: one to three plans.
     """
     alone = ThreadPlan(1, plan.threads, plan.cpus[:1], plan.oversubscribed)
-    whole = threads.plan(machine, ranks=1)
-    return list(dict.fromkeys([alone, whole, plan]))
+    return list(dict.fromkeys([alone, threads.plan(machine, ranks=1), plan]))
 
 
 def rows(runs: Iterable[Sequence[TrainingResult]]) -> list[ComparisonRow]:
@@ -61,26 +50,18 @@ def rows(runs: Iterable[Sequence[TrainingResult]]) -> list[ComparisonRow]:
         speed_up = images_per_s / images_per_s of the first run
         efficiency = speed_up / (cores / cores of the first run),  cores = ranks * threads
 
-    Two ranks with one thread each and one rank with two threads use the same two cores, and so
-    are compared per core.
-
     Args:
         runs: for each training the TrainingResults of all its ranks, the reference first.
-
-    Returns:
-        list: one ComparisonRow for each training.
 
     Raises:
         ValueError: if there is nothing to compare, or the work was not equal.
     """
     runs = [list(each) for each in runs]
-    require(
-        bool(runs) and all(runs), "runs", "hold the TrainingResults of at least one training", []
-    )
-    base = _slowest(runs[0])
-    table = []
-    for each in runs:
-        run = _slowest(each)
+    there = bool(runs) and all(runs)
+    require(there, "runs", "hold the TrainingResults of at least one training", [])
+    slowest = [min(each, key=lambda run: run.images_per_s) for each in runs]
+    base, table = slowest[0], []
+    for run, each in zip(slowest, runs, strict=True):
         require(_work(run) == _work(base), "runs", f"do equal work, {_work(base)}", _work(run))
         speed_up = run.images_per_s / base.images_per_s
         table.append(
@@ -97,19 +78,13 @@ def rows(runs: Iterable[Sequence[TrainingResult]]) -> list[ComparisonRow]:
     return table
 
 
-def _slowest(runs: Sequence[TrainingResult]) -> TrainingResult:
-    return min(runs, key=lambda run: run.images_per_s)
-
-
 def _work(run: TrainingResult) -> tuple[str, str, int, int, int]:
     """What must be equal in a comparison."""
     return (run.model, run.data, run.parameters, run.epochs, run.samples)
 
 
 def write(
-    runs: Iterable[Sequence[TrainingResult]],
-    table: Sequence[ComparisonRow],
-    path: str | os.PathLike,
+    runs: Iterable[Sequence[TrainingResult]], table: Sequence[ComparisonRow], path: os.PathLike
 ) -> None:
     """Write the rows of `rows` and the TrainingResults of all ranks as JSON."""
     record = {

@@ -43,11 +43,9 @@ class FitConfig:
 
     Args:
         seed: of the initial weights of a named model, of the order of samples, of dropout.
-        shuffle: whether each epoch takes the samples in another order.
         samples: training samples to use, the first ones; None for all (count).
         dropout: fraction of units that a named model leaves out while training; None for its own.
         dtype: of a named model: "float32", "float64", "mixed_bfloat16", "mixed_float16".
-        device: "cpu" or "gpu".
         evaluate: whether to compute the metrics on the whole test set after each epoch.
         test: a Dataset whose test images are evaluated, or a Pipeline; None for those of `data`.
         rate_scaling: how the learning rate follows the number of workers: "none" takes it as it
@@ -145,23 +143,20 @@ class TrainingJob:
             require_known(self.data, datasets.names(), "data")
         self._require_labels()
         self._require_images_fit()
-        require_count(self.epochs, "epochs")
-        require_count(self.batch_per_rank, "batch_per_rank")
-        require_count(config.virtual_workers, "virtual_workers")
-        require(
-            self.batch_per_rank % config.virtual_workers == 0,
-            "batch_per_rank",
-            f"be a multiple of the {config.virtual_workers} virtual workers",
-            self.batch_per_rank,
-        )
-        require_count(config.seed, "seed", least=0)
-        if config.samples is not None:
-            require_count(config.samples, "samples")
-        require_known(config.device, DEVICES, "device")
+        counts = {"epochs": self.epochs, "batch_per_rank": self.batch_per_rank}
+        counts |= {"virtual_workers": config.virtual_workers}
+        optional = {"samples": config.samples}
         if self.checkpoint is not None:
-            require_count(self.checkpoint.keep, "keep")
-            if self.checkpoint.every_steps is not None:
-                require_count(self.checkpoint.every_steps, "every_steps")
+            counts["keep"] = self.checkpoint.keep
+            optional["every_steps"] = self.checkpoint.every_steps
+        counts |= {name: value for name, value in optional.items() if value is not None}
+        for name, value in counts.items():
+            require_count(value, name)
+        must = f"be a multiple of the {config.virtual_workers} virtual workers"
+        whole = self.batch_per_rank % config.virtual_workers == 0
+        require(whole, "batch_per_rank", must, self.batch_per_rank)
+        require_count(config.seed, "seed", least=0)
+        require_known(config.device, DEVICES, "device")
         self._require_compression()
         self._require_rate()
 
@@ -235,13 +230,9 @@ class TrainingJob:
         wanted = models.sample_shape(self.model)
         known = [one for one in datasets.names() if datasets.image_shape(one) == wanted]
         ready = f"{' or '.join(known)}, or " if known else ""
-        require(
-            shape == wanted,
-            "data",
-            f"hold images of {_by(wanted)} for {self.model}",
-            f"{name} of {_by(shape)}",
-            f"Use {ready}a function as `model` that builds one for {_by(shape)}.",
-        )
+        must = f"hold images of {_by(wanted)} for {self.model}"
+        then = f"Use {ready}a function as `model` that builds one for {_by(shape)}."
+        require(shape == wanted, "data", must, f"{name} of {_by(shape)}", then)
 
     def load_data(self, ranks: int) -> Dataset | Pipeline:
         """Load the data and check that it is enough for `batch_per_rank` on every rank."""
@@ -252,13 +243,9 @@ class TrainingJob:
         used = there if samples is None else samples
         require(used <= there, "samples", f"be at most the {there} of {whole.name}", samples)
         shard = used // (ranks * workers) * workers
-        require(
-            batch <= shard,
-            "batch_per_rank",
-            f"be at most the {shard} samples of one rank's shard",
-            batch,
-            f"Use a smaller batch, more samples than {used} or fewer ranks than {ranks}.",
-        )
+        must = f"be at most the {shard} samples of one rank's shard"
+        then = f"Use a smaller batch, more samples than {used} or fewer ranks than {ranks}."
+        require(batch <= shard, "batch_per_rank", must, batch, then)
         if isinstance(whole, Pipeline):
             return whole.replace(samples=used, batch_per_rank=batch // workers, rank=0, ranks=1)
         return whole if samples is None else whole.first(samples)
@@ -312,33 +299,25 @@ def make_optimizer(
 
     With half precision the losses are scaled up and the gradients down again, which keeps small
     ones from becoming 0; a step whose gradients are not finite is left out. That is decided
-    inside the optimizer that sums over ranks, so by all ranks alike.
-
-    Args:
-        optimizer: "adam", "sgd" (momentum 0.9), or a function that returns one; it is called
-            with the learning rate unless that is None.
-        learning_rate: a number or one of our schedules; None for the optimizer's own.
-        dtype: of the model; "mixed_float16" scales losses.
-        options: for a function, such as `weight_decay`.
+    inside the optimizer that sums over ranks, so by all ranks alike. `options` are those of a
+    function, such as `weight_decay`; rates may be schedules.
     """
     import keras
 
-    def for_keras(value: Any) -> Any:
-        return as_keras(value) if isinstance(value, StepSchedule) else value
-
-    rate = for_keras(learning_rate)
+    rate, options = _for_keras(learning_rate), {n: _for_keras(v) for n, v in options.items()}
     if callable(optimizer):
-        options = {name: for_keras(value) for name, value in options.items()}
         made = optimizer(*(() if rate is None else (rate,)), **options)
     else:
-        rate = (
-            OPTIMIZERS[require_known(optimizer, OPTIMIZERS, "optimizer")] if rate is None else rate
-        )
-        sgd = optimizer == "sgd"
+        own = OPTIMIZERS[require_known(optimizer, OPTIMIZERS, "optimizer")]
+        rate, sgd = own if rate is None else rate, optimizer == "sgd"
         made = keras.optimizers.SGD(rate, momentum=0.9) if sgd else keras.optimizers.Adam(rate)
     scales = isinstance(made, keras.optimizers.LossScaleOptimizer)
     wanted = dtype == "mixed_float16" and not scales
     return keras.optimizers.LossScaleOptimizer(made) if wanted else made
+
+
+def _for_keras(value: Any) -> Any:
+    return as_keras(value) if isinstance(value, StepSchedule) else value
 
 
 def _by(shape: tuple[int, ...]) -> str:

@@ -20,15 +20,12 @@ if TYPE_CHECKING:
 def connect(
     all_ranks: bool | None = None, recording: bool = False
 ) -> SingleProcess | HorovodCommunicator:
-    """Return the ranks to train with.
+    """Return the ranks to train with, for the argument `comm` of `fit`.
 
     Args:
         all_ranks: True for all ranks of the launcher, False for this process alone; None for True
             exactly if the launcher started more than one.
         recording: whether Horovod's timeline will be recorded.
-
-    Returns:
-        SingleProcess | HorovodCommunicator: for the argument `comm` of `fit`.
 
     Raises:
         ValueError: if `all_ranks` is something else.
@@ -51,11 +48,6 @@ def choose(device: str, comm: Communicator) -> DeviceAssignment:
 
     Returns:
         DeviceAssignment: of this rank; `.device` is what `fit` takes, `.why` the reason.
-
-    Raises:
-        ValueError: on all ranks, if "gpu" is wanted and a node has fewer than ranks.
-        MissingComponentError: on all ranks, if "gpu" is wanted and there is none.
-        RuntimeError: if TensorFlow has already started with other devices.
     """
     require_known(device, DEVICES, "device")
     mine = json.dumps(asdict(accelerators.visible_gpus()))

@@ -33,14 +33,12 @@ class DivergedError(ArithmeticError):
 
 
 def propagate_nan(gradients: Sequence[Any], variables: Sequence[Any], loss: Any) -> list[Any]:
-    """Return gradients that carry it to all ranks when this rank's loss is not finite.
+    """Return gradients that tell all ranks when this rank's loss is not finite.
 
-    The gradients are summed over ranks in any case. One of them, that of the smallest variable,
-    becomes nan with the loss, so that after the step every rank finds nan in that variable and
-    stops, for no more communication than before. Without that a loss could be infinite on one
-    rank and its gradients finite (logits beyond half of the largest number do it): this rank
-    would stop, and the others would wait for it. Finite losses leave all gradients as they are,
-    bit by bit.
+    The gradient of the smallest variable becomes nan with the loss: after the sum every rank finds
+    nan there and stops, for no more communication than before. Without that a loss could be
+    infinite on one rank and its gradients finite (logits beyond half of the largest number do it):
+    this rank would stop, and the others would wait for it.
     """
     import tensorflow as tf
 
@@ -58,9 +56,8 @@ class DivergenceMonitor:
 
     All ranks hold equal weights, so each sees by itself that the others will stop too; they
     communicate only then, to name the ranks. An optimizer that scales losses leaves such a step
-    out and keeps its weights, which all ranks notice alike: then they exchange what they saw,
-    stop if a loss was not finite, and continue if only scaled gradients were too large, which is
-    what the scale is for. (A smaller scale does not fix a loss: it overflowed on the way forward.)
+    out and keeps its weights: then they exchange what they saw, stop if a loss was not finite, and
+    continue if only scaled gradients were too large, which is what the scale is for.
     """
 
     def __init__(

@@ -14,15 +14,13 @@ A gradient that is not finite makes the weights of its layer NaN, which `fit` re
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from numbers import Real
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from dlguide.errors import require, require_positive
+from dlguide.errors import require, require_not_negative, require_positive
 from dlguide.training.schedules import EpochSchedule, StepSchedule, as_keras, from_config
 
 __all__ = ["EXCLUDED", "LAMB", "LARS", "MomentumSGD", "StepRates", "register"]
@@ -35,24 +33,19 @@ _registered = keras.saving.register_keras_serializable("dlguide")
 class _Decaying:
     """Weight decay inside the update instead of before it, and variables that have none."""
 
-    def keep_decay(self, weight_decay: Any, exclude: Sequence[str]) -> None:
-        is_schedule = isinstance(weight_decay, keras.optimizers.schedules.LearningRateSchedule)
-        if not is_schedule and weight_decay is not None:
-            _require_at_least_0(weight_decay, "weight_decay")
-        listed = not isinstance(exclude, str) and all(isinstance(one, str) for one in exclude)
-        require(listed, "exclude", "be a list of variables' names", exclude)
-        self.weight_decay = weight_decay
-        self.exclude = tuple(exclude)
+    def keep_decay(self, weight_decay: Any) -> None:
+        self.weight_decay = _for_keras(weight_decay)
+        if weight_decay is not None and not callable(self.weight_decay):
+            require_not_negative(weight_decay, "weight_decay")
 
     def is_adapted(self, variable: Any) -> bool:
         # With TensorFlow an update sees its variable, named "layer/bias:0", not Keras' "bias".
         name = variable.name.split(":")[0].split("/")[-1]
-        return len(variable.shape) > 1 and name not in self.exclude
+        return len(variable.shape) > 1 and name not in EXCLUDED
 
     def decay_of(self, variable: Any, dtype: Any) -> Any:
-        if self.weight_decay is None or not self.is_adapted(variable):
-            return 0.0
-        if not self._use_weight_decay(variable):  # Keras' own list of exceptions
+        kept = self.is_adapted(variable) and self._use_weight_decay(variable)  # Keras' own list
+        if self.weight_decay is None or not kept:
             return 0.0
         if callable(self.weight_decay):
             return ops.cast(self.weight_decay(self._iterations), dtype)
@@ -65,7 +58,7 @@ class _Decaying:
         config = super().get_config()
         if callable(self.weight_decay):
             config["weight_decay"] = keras.saving.serialize_keras_object(self.weight_decay)
-        return {**config, "exclude": list(self.exclude)}
+        return config
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
@@ -95,10 +88,10 @@ def _norm(tensor: Any) -> Any:
     return largest * ops.sqrt(ops.sum(ops.square(values / divisor)))
 
 
-def _ratio_or_1(above: Any, below: Any, factor: float, added: Any) -> Any:
+def _ratio_or_1(above: Any, below: Any, added: Any = 0.0) -> Any:
     both = ops.logical_and(above > 0, below > 0)
     divisor = ops.where(both, below + added, ops.ones_like(below))
-    return ops.where(both, factor * above / divisor, ops.ones_like(above))
+    return ops.where(both, above / divisor, ops.ones_like(above))
 
 
 @_registered
@@ -116,9 +109,7 @@ class MomentumSGD(_Decaying, keras.optimizers.Optimizer):
         learning_rate: a number, a StepSchedule, or a schedule of Keras.
         momentum: m.
         weight_decay: as `learning_rate`; None for none.
-        exclude: names of variables without weight decay.
         correct_momentum: False puts the rate into the velocity, as Keras' SGD has it.
-        options: of `keras.optimizers.Optimizer`.
 
     Raises:
         ValueError: if a number is out of range, or a schedule's steps are not fixed.
@@ -132,12 +123,11 @@ class MomentumSGD(_Decaying, keras.optimizers.Optimizer):
         learning_rate: Any,
         momentum: float = 0.9,
         weight_decay: Any = 1e-4,
-        exclude: Sequence[str] = EXCLUDED,
         correct_momentum: bool = True,
         **options: Any,
     ) -> None:
         super().__init__(_for_keras(learning_rate), **options)
-        self.keep_decay(_for_keras(weight_decay), exclude)
+        self.keep_decay(weight_decay)
         self.momentum = _require_fraction(momentum, "momentum")
         self.correct_momentum = bool(correct_momentum)
 
@@ -170,7 +160,7 @@ class MomentumSGD(_Decaying, keras.optimizers.Optimizer):
 class LARS(MomentumSGD):
     """LARS: momentum with a rate for each layer, in proportion to its weights.
 
-        local = trust |w| / (|g| + decay |w| + epsilon)
+        local = trust |w| / (|g| + decay |w|)
         v <- m v + rate local (g + decay w)
         w <- w - v
 
@@ -184,11 +174,6 @@ class LARS(MomentumSGD):
     Args:
         learning_rate: as in `MomentumSGD`, and so are the others.
         trust: how far a step moves a layer, as a fraction of its weights' norm.
-        epsilon: added to the denominator.
-        exclude: names of variables without weight decay and with the full rate.
-
-    Raises:
-        ValueError: as `MomentumSGD`.
 
     Source:
         You, Gitman and Ginsburg, arXiv:1708.03888, equation 6 and algorithm 1.
@@ -200,26 +185,21 @@ class LARS(MomentumSGD):
         momentum: float = 0.9,
         weight_decay: Any = 1e-4,
         trust: float = 0.001,
-        epsilon: float = 0.0,
-        exclude: Sequence[str] = EXCLUDED,
         correct_momentum: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(
-            learning_rate, momentum, weight_decay, exclude, correct_momentum, **options
-        )
+        super().__init__(learning_rate, momentum, weight_decay, correct_momentum, **options)
         self.trust = require_positive(trust, "trust")
-        self.epsilon = _require_at_least_0(epsilon, "epsilon")
 
     def local_rate(self, gradient: Any, variable: Any) -> Any:
         if not self.is_adapted(variable):
             return super().local_rate(gradient, variable)
         weights, slope = _norm(variable), _norm(gradient)
         decay = self.decay_of(variable, weights.dtype)
-        return _ratio_or_1(weights, slope, self.trust, decay * weights + self.epsilon)
+        return _ratio_or_1(self.trust * weights, slope, decay * weights)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "trust": self.trust, "epsilon": self.epsilon}
+        return {**super().get_config(), "trust": self.trust}
 
 
 @_registered
@@ -228,20 +208,17 @@ class LAMB(_Decaying, keras.optimizers.Lamb):
 
         m <- b1 m + (1 - b1) g,        v <- b2 v + (1 - b2) g^2
         r = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon) + decay w
-        w <- w - rate phi(|w|) / |r| r
+        w <- w - rate |w| / |r| r
 
-    Where phi(|w|) or |r| is 0, their ratio is 1. `keras.optimizers.Lamb`, of which this is a
-    subclass, is the same without decay and exceptions; but it takes its `weight_decay` off the
-    weights beforehand, so that r and its length do not depend on it, and it has no limits.
-    Variables must be of single precision, as mixed policies keep them.
+    Where |w| or |r| is 0, their ratio is 1. `keras.optimizers.Lamb`, of which this is a subclass,
+    is the same without decay and exceptions; but it takes its `weight_decay` off the weights
+    beforehand, so that r and its length do not depend on it. Variables must be of single
+    precision, as mixed policies keep them. Left out is the paper's limit of |w|.
 
     Args:
-        learning_rate: as in `MomentumSGD`, and so are `weight_decay` and `options`.
+        learning_rate: as in `MomentumSGD`, and so is `weight_decay`.
         beta_1: b1.
         beta_2: b2.
-        epsilon: added to the denominator.
-        norm_limits: phi limits |w| to this range; None for no limits.
-        exclude: names of variables without weight decay and with the full rate.
 
     Raises:
         ValueError: as `MomentumSGD`, or if a variable is of half precision.
@@ -257,20 +234,13 @@ class LAMB(_Decaying, keras.optimizers.Lamb):
         beta_2: float = 0.999,
         epsilon: float = 1e-6,
         weight_decay: Any = 0.01,
-        norm_limits: Sequence[float] | None = None,
-        exclude: Sequence[str] = EXCLUDED,
         **options: Any,
     ) -> None:
         betas = _require_fraction(beta_1, "beta_1"), _require_fraction(beta_2, "beta_2")
         super().__init__(
             _for_keras(learning_rate), *betas, require_positive(epsilon, "epsilon"), **options
         )
-        self.keep_decay(_for_keras(weight_decay), exclude)
-        self.norm_limits = None if norm_limits is None else tuple(norm_limits)
-        for each in self.norm_limits or ():
-            _require_at_least_0(each, "norm_limits")
-        rising = norm_limits is None or (len(norm_limits) == 2 and norm_limits[0] < norm_limits[1])
-        require(rising, "norm_limits", "be a lower and a higher number", norm_limits)
+        self.keep_decay(weight_decay)
 
     def build(self, variables: Any) -> None:
         for variable in variables:
@@ -304,14 +274,7 @@ class LAMB(_Decaying, keras.optimizers.Lamb):
     def trust_ratio(self, wanted: Any, variable: Any) -> Any:
         if not self.is_adapted(variable):
             return ops.ones((), variable.dtype)
-        weights = _norm(variable)
-        if self.norm_limits is not None:
-            weights = ops.clip(weights, *self.norm_limits)
-        return _ratio_or_1(weights, _norm(wanted), 1.0, 0.0)
-
-    def get_config(self) -> dict[str, Any]:
-        limits = self.norm_limits and list(self.norm_limits)
-        return {**super().get_config(), "norm_limits": limits}
+        return _ratio_or_1(_norm(variable), _norm(wanted))
 
 
 @_registered
@@ -335,9 +298,9 @@ class StepRates(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def register() -> dict[str, type]:
-    """Return what Keras needs to open a model with these optimizers and schedules.
+    """Return what Keras needs to open a model with these optimizers; call it before `load_model`.
 
-    Importing this module registers them; call this, or import it, before `load_model`.
+    Importing this module is enough: it registers them.
     """
     return {f"dlguide>{one.__name__}": one for one in (MomentumSGD, LARS, LAMB, StepRates)}
 
@@ -347,14 +310,7 @@ def _for_keras(value: Any) -> Any:
     return as_keras(value) if isinstance(value, StepSchedule | EpochSchedule) else value
 
 
-def _require_at_least_0(value: Any, name: str) -> float:
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    fits = number and 0 <= value < float("inf")
-    require(fits, name, "be a finite number of at least 0", value)
-    return float(value)
-
-
 def _require_fraction(value: Any, name: str) -> float:
     must = "be at least 0 and below 1"
-    require(_require_at_least_0(value, name) < 1, name, must, value)
+    require(require_not_negative(value, name) < 1, name, must, value)
     return float(value)

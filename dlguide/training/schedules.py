@@ -19,12 +19,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.errors import require, require_count, require_known, require_positive
+from dlguide.errors import (
+    require,
+    require_count,
+    require_known,
+    require_not_negative,
+    require_positive,
+)
 
 if TYPE_CHECKING:
     import keras
@@ -72,24 +77,13 @@ class EpochSchedule(ABC):
         return whole_steps(self.epochs, steps_per_epoch)
 
     def then(self, following: EpochSchedule) -> EpochSchedule:
-        """Continue with another schedule, which starts at its own epoch 0 where this one ends.
-
-        Args:
-            following: for example a linear decay after a warmup.
-
-        Returns:
-            EpochSchedule: as long as both together.
-        """
+        """Continue with another schedule, which starts at its own epoch 0 where this one ends."""
         return Chained(self, _require_schedule(following, "following"))
 
     def over(self, whole: EpochSchedule) -> EpochSchedule:
         """Replace the first epochs of another schedule, whose own epochs go on being counted.
 
-        Args:
-            whole: the schedule of the whole training; a decay at epochs 30, 60 and 80 stays there.
-
-        Returns:
-            EpochSchedule: as long as `whole`.
+        A decay of `whole` at epochs 30, 60 and 80 stays there.
 
         Raises:
             ValueError: if this one is not shorter.
@@ -120,11 +114,7 @@ class EpochSchedule(ABC):
         return StepSchedule(self, require_count(steps_per_epoch, "steps_per_epoch"))
 
     def config(self) -> dict[str, Any]:
-        """Describe the schedule in plain values.
-
-        Returns:
-            dict: JSON-able; `schedules.from_config` builds the schedule from it.
-        """
+        """Describe the schedule in JSON-able values, which `schedules.from_config` reads."""
         values = {one.name: _plain(getattr(self, one.name)) for one in fields(self)}  # type: ignore[arg-type]
         return {"kind": type(self).__name__, **values}
 
@@ -189,12 +179,7 @@ class Truncated(EpochSchedule):
 
 @dataclass(frozen=True)
 class StepSchedule:
-    """The rate of every step of a training.
-
-    Args:
-        schedule: the rate over epochs.
-        steps_per_epoch: updates of the weights in one epoch (count).
-    """
+    """The rate of every step of a training."""
 
     schedule: EpochSchedule
     steps_per_epoch: int
@@ -210,17 +195,7 @@ class StepSchedule:
         return self.schedule.steps(self.steps_per_epoch)
 
     def rate(self, step: Any) -> Any:
-        """Return the rate of a step; steps after the end have the last one.
-
-        Args:
-            step: 0 for the first update; a whole number or an array of them.
-
-        Returns:
-            float: the rate, an array for an array.
-
-        Raises:
-            ValueError: if a step is negative or not whole.
-        """
+        """Return the rate of a step, an array for an array; after the end it is the last one."""
         places = np.asarray(step)
         whole = np.issubdtype(places.dtype, np.integer)
         fits = whole and (not places.size or bool(places.min() >= 0))
@@ -274,12 +249,6 @@ class Polynomial(EpochSchedule):
 
         end + (rate - end) (1 - t/T)^power
 
-    Args:
-        rate: the first rate.
-        epochs: the length T (epochs).
-        power: 2 in the papers on LARS and in collapsed decay.
-        end: the last rate.
-
     Source:
         You, Gitman and Ginsburg, arXiv:1708.03888, algorithm 1.
     """
@@ -299,11 +268,6 @@ class Cosine(EpochSchedule):
     """The rate falls along half a wave, without restarts.
 
         end + (rate - end) (1 + cos(pi t/T)) / 2
-
-    Args:
-        rate: the first rate.
-        epochs: the length T (epochs).
-        end: the last rate.
 
     Source:
         Loshchilov and Hutter, arXiv:1608.03983, equation 5.
@@ -327,10 +291,7 @@ class Exponential(EpochSchedule):
         rate factor^(t / every)
 
     Args:
-        rate: the first rate.
-        epochs: the length (epochs).
         every: the time in which the rate changes by `factor` (epochs).
-        factor: a tenth in Nyholm's thesis.
         staircase: change at the end of each such time only.
 
     Source:
@@ -357,13 +318,7 @@ class StepDecay(EpochSchedule):
         rate factor^(number of boundaries passed)
 
     Args:
-        rate: the first rate.
         boundaries: where it changes, rising, counted from the beginning (epochs).
-        epochs: the length (epochs).
-        factor: a tenth in most schedules.
-
-    Raises:
-        ValueError: if the boundaries do not rise or lie outside.
 
     Source:
         Goyal et al., arXiv:1706.02677, section 5.1: epochs 30, 60 and 80 of 90.
@@ -382,7 +337,7 @@ class StepDecay(EpochSchedule):
         object.__setattr__(self, "boundaries", tuple(self.boundaries))
         super().__post_init__()
         for each in self.boundaries:
-            _require_epochs(each, "boundaries")
+            require_positive(each, "boundaries")
         ends = [0.0, *self.boundaries, self.epochs]
         rising = all(a < b for a, b in pairwise(ends))
         must = f"rise and lie between 0 and the {self.epochs:g} epochs"
@@ -398,9 +353,7 @@ class CyclicLR(EpochSchedule):
     """The rate rises from low to high and falls again in every cycle.
 
     Args:
-        low: the rate at both ends of a cycle.
         high: the rate in the middle of the first cycle.
-        epochs: the length (epochs).
         cycle: the length of one rise and fall (epochs).
         shrink: high - low of a cycle over that of the one before; 0.5 halves it each time.
 
@@ -456,30 +409,22 @@ class Collapse(EpochSchedule):
 
 
 def warmup(
-    kind: str,
-    rate: float,
-    epochs: float,
-    start: float | None = None,
-    per: str = "step",
+    kind: str, rate: float, epochs: float, start: float | None = None, per: str = "step"
 ) -> EpochSchedule:
     """Begin with a small rate, which the net bears while its weights still change fast.
 
-    - "constant" holds `start` and then jumps to `rate`.
-    - "gradual" goes from `start` to `rate` in a straight line.
-    - "stepping" does so from rate / (epochs + 1).
-
-    With per="step" the line rises at every step, as Goyal et al. do it. With per="epoch" it is a
-    staircase, as Nyholm's thesis has it, whose last stair is one stair below `rate`.
+    "constant" holds `start` and then jumps to `rate`; "gradual" goes from `start` to `rate` in a
+    straight line; "stepping" does so from rate / (epochs + 1). With per="step" the line rises at
+    every step, as Goyal et al. do it; with per="epoch" it is a staircase, as Nyholm's thesis has
+    it, whose last stair is one stair below `rate`.
 
     Args:
-        kind: one of `WARMUPS`.
         rate: where it arrives at the end of the warmup, usually the scaled rate.
         epochs: its length; whole with per="epoch" (epochs).
         start: the first rate, usually the one for a single worker; None for "stepping".
-        per: "step" or "epoch".
 
     Returns:
-        EpochSchedule: of that length; put `.then(...)` or `.over(...)` behind it.
+        EpochSchedule: put `.then(...)` or `.over(...)` behind it.
 
     Raises:
         ValueError: if a value does not fit, for example a start above `rate`.
@@ -498,7 +443,7 @@ def warmup(
         must = "be None for stepping, which starts at rate / (epochs + 1)"
         require(start is None, "start", must, start, 'Use "gradual" for a start of your own.')
         start = rate / (require_positive(epochs, "epochs") + 1)
-    _require_rate(start, "start")
+    require_not_negative(start, "start")
     then = "A warmup rises; give the rate of a single worker."
     require(start <= rate, "start", f"be at most the {rate:g} of `rate`", start, then)
     if kind == "constant":
@@ -507,15 +452,7 @@ def warmup(
 
 
 def linear(rate: float, epochs: float, end: float = 0.0) -> EpochSchedule:
-    """Lower the rate in a straight line.
-
-    Args:
-        rate: the first rate.
-        epochs: its length (epochs).
-        end: the rate it arrives at.
-
-    Returns:
-        EpochSchedule: of that length.
+    """Return a rate that falls in a straight line.
 
     Source:
         PRACE best practice guide, section 6.2.7: for 85 epochs after a warmup of 5.
@@ -525,13 +462,9 @@ def linear(rate: float, epochs: float, end: float = 0.0) -> EpochSchedule:
 
 @dataclass(frozen=True)
 class CollapsedDecay:
-    """A training that ends with collapsed decay: what changes in its last epochs.
+    """A training that ends with collapsed decay: rates, weight decay, both of the same length.
 
-    Args:
-        rates: the learning rate.
-        weight_decay: the weight decay, a schedule of the same length.
-        at: where the last part begins, from which on images are no longer augmented (epochs;
-            `fit` takes the nearest whole step).
+    From the epoch `at` on images are no longer augmented; `fit` takes the nearest whole step.
     """
 
     rates: EpochSchedule
@@ -540,17 +473,12 @@ class CollapsedDecay:
 
 
 def collapsed(
-    schedule: EpochSchedule,
-    at: float,
-    epochs: float,
-    weight_decay: float,
-    power: float = 2.0,
-    weight_decay_factor: float = 2.0,
+    schedule: EpochSchedule, at: float, epochs: float, weight_decay: float, power: float = 2.0
 ) -> CollapsedDecay:
     """Leave a schedule before its end, and finish in a few epochs that are unlike the others.
 
     From the epoch `at` on images are no longer scaled and cut at random, the weight decay is
-    doubled, and the rate falls from the one it has there:
+    doubled, and the rate falls from the one it has there, for T epochs:
 
         rate(at) (1 - t/T)^power
 
@@ -563,8 +491,6 @@ def collapsed(
         at: where to leave it (epochs).
         epochs: how long the last part is (epochs).
         weight_decay: before the last part; 0.00005 in that training.
-        power: how the rate falls.
-        weight_decay_factor: what the weight decay is multiplied with.
 
     Returns:
         CollapsedDecay: rates, weight decay and augmentation of at + epochs epochs.
@@ -577,33 +503,27 @@ def collapsed(
         models/intel_optimized_models/multinode/resnet50_448nodes, solver.prototxt and
         solver_collapse.prototxt.
     """
-    rates = Collapse(schedule, at, epochs, power)
-    before = require_positive(weight_decay, "weight_decay")
-    after = before * require_positive(weight_decay_factor, "weight_decay_factor")
-    return CollapsedDecay(rates, Constant(before, at).then(Constant(after, epochs)), at)
+    before = Constant(require_positive(weight_decay, "weight_decay"), at)
+    after = Constant(2 * weight_decay, epochs)
+    return CollapsedDecay(Collapse(schedule, at, epochs, power), before.then(after), at)
 
 
 def scaled(learning_rate: float, global_batch: int, base_batch: int, rule: str = "linear") -> float:
-    """Scale a rate that was found for one global batch to another one.
+    """Return the rate for a global batch from one that was found for another batch.
 
     With k = global_batch / base_batch the rule "linear" gives k times the rate, "sqrt" its square
     root times the rate, and "none" the rate itself.
 
     For SGD the rule is linear: with k times the batch there are 1/k of the steps, each with a k
     times smaller variance, so k times the rate walks as far. Adam divides a step by the size of
-    the gradients itself; its rule is the square root, and multiplied by k it becomes unstable
-    early (a mistake seen in many first Horovod scripts). Only the rate is scaled here: the whole
-    rule of Malladi et al. also changes 1 - beta_1 and 1 - beta_2 (times k) and epsilon (divided by
-    the square root of k).
+    the gradients itself; its rule is the square root. Only the rate is scaled here: the whole rule
+    of Malladi et al. also changes 1 - beta_1 and 1 - beta_2 (times k) and epsilon (divided by the
+    square root of k).
 
     Args:
         learning_rate: the rate for `base_batch`.
         global_batch: to train with: ranks times batch per rank (count).
-        base_batch: the global batch the rate was found for (count).
         rule: "linear", "sqrt" or "none".
-
-    Returns:
-        float: the rate for `global_batch`.
 
     Raises:
         ValueError: if a count or the rate is not positive, or the rule is not known.
@@ -627,20 +547,12 @@ def momentum_correction(old_rate: float, new_rate: float) -> float:
 
         v <- m v - lr g,  w <- w + v
 
-    the old steps in v were made with the old rate. After a rise they are too short, after a fall
-    too long, until they are forgotten (some 1 / (1 - m) steps). The factor new / old fixes that:
+    the old steps in v were made with the old rate. The factor new / old fixes that:
 
         v <- m (new / old) v - new g
 
-    With the rate outside, u <- m u + g, w <- w - lr u, as in PyTorch, nothing needs fixing:
-    both give the same weights. `optimizers.MomentumSGD` is of that form, so it needs no factor.
-
-    Args:
-        old_rate: the rate of the last update.
-        new_rate: the rate of the coming one.
-
-    Returns:
-        float: new / old.
+    With the rate outside, u <- m u + g, w <- w - lr u, as in PyTorch and in
+    `optimizers.MomentumSGD`, nothing needs fixing: both give the same weights.
 
     Raises:
         ValueError: if a rate is not positive; a velocity made with a rate of 0 holds nothing.
@@ -655,21 +567,14 @@ def momentum_correction(old_rate: float, new_rate: float) -> float:
 
 
 def as_keras(schedule: StepSchedule) -> keras.optimizers.schedules.LearningRateSchedule:
-    """Turn a schedule into one that a Keras optimizer asks for the rate of each update.
+    """Return a schedule as one that a Keras optimizer asks for the rate of each update.
 
-    The rates are looked up in a table of 4 bytes a step, not computed in the compiled step:
-    compilers round such formulas differently in one net and in another, and trainings that
-    should be equal to the bit would not be. Keras' SGD keeps the rate inside its velocity, and
-    no callback can fix that under such a schedule (`momentum_correction`);
-    `optimizers.MomentumSGD` does not need it. Keras counts calls: where an update adds up the
-    gradients of k batches, give `EpochSchedule.to_steps` k times as many steps per epoch. A model
-    compiled with it opens in another process after `optimizers.register()`.
-
-    Args:
-        schedule: the rate of every step.
-
-    Returns:
-        keras.optimizers.schedules.LearningRateSchedule: for `learning_rate`.
+    The rates are looked up in a table, not computed in the compiled step: compilers round such
+    formulas differently in one net and in another, and trainings that should be equal to the bit
+    would not be. Keras' SGD keeps the rate inside its velocity (`momentum_correction`);
+    `optimizers.MomentumSGD` does not. Keras counts calls: where an update adds up the gradients of
+    k batches, give `to_steps` k times as many steps per epoch. A model compiled with it opens in
+    another process after `optimizers.register()`.
 
     Raises:
         ValueError: if it is a schedule, whose steps are not fixed yet, or anything else.
@@ -682,13 +587,7 @@ def as_keras(schedule: StepSchedule) -> keras.optimizers.schedules.LearningRateS
 
 
 def from_config(config: dict[str, Any]) -> EpochSchedule:
-    """Make a schedule of its description.
-
-    Args:
-        config: as `EpochSchedule.config` gives it.
-
-    Returns:
-        EpochSchedule: equal to the described one.
+    """Return the schedule that `EpochSchedule.config` has described.
 
     Raises:
         ValueError: if the kind is not known.
@@ -732,21 +631,9 @@ def _require_schedule(value: Any, name: str) -> EpochSchedule:
     return value
 
 
-def _require_rate(value: Any, name: str) -> None:
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    fits = number and 0 <= value < float("inf")
-    require(fits, name, "be a finite rate of at least 0", value)
-
-
-def _require_epochs(value: Any, name: str) -> None:
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    fits = number and 0 < value < float("inf")
-    require(fits, name, "be a number of epochs above 0", value)
-
-
 # Fields of the schedules -> their check.
 _CHECKS = {
-    **dict.fromkeys(("rate", "start", "end", "low", "high"), _require_rate),
-    **dict.fromkeys(("epochs", "every", "cycle", "until", "last"), _require_epochs),
+    **dict.fromkeys(("rate", "start", "end", "low", "high"), require_not_negative),
+    **dict.fromkeys(("epochs", "every", "cycle", "until", "last"), require_positive),
     **dict.fromkeys(("power", "factor", "shrink"), require_positive),
 }

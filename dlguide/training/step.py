@@ -51,18 +51,12 @@ def top_k(k: int) -> PerSample:
 class Gradients:
     """The loss of some samples and its gradients, to be computed inside a compiled function.
 
-    The loss of a step is the mean over the global batch. Rank r holds some of its samples and
-    computes their part of the mean,
+    The loss of a step is the mean over the global batch. Rank r computes its samples' part of it,
 
         loss_r = sum over its samples of loss(sample) * scale,  scale = 1 / global batch,
 
     so that the gradients of all ranks have only to be summed. The result is the serial gradient
-    also when ranks hold unequal numbers of samples, where a mean of the ranks' means is not it.
-    A rank without samples takes any one with scale 0.
-
-    Losses that layers add (weight decay) are divided by the ranks, as each has them whole. Loss
-    and metrics are of single precision at least: half precision counts to 2048 only, and makes 0
-    of the share of a large global batch.
+    also when ranks hold unequal numbers of samples; a rank without any takes one with scale 0.
     """
 
     def __init__(
@@ -78,6 +72,7 @@ class Gradients:
 
         self.model, self.optimizer, self.ranks = model, optimizer, ranks
         self.loss, self.metrics = loss or crossentropy, list((metrics or {}).values())
+        # Half precision counts to 2048 only, and makes 0 of the share of a large global batch.
         self.dtype = "float64" if model.outputs[0].dtype == "float64" else "float32"
         self.signature = [*samples_of(model, label_spec), tf.TensorSpec([], self.dtype, "scale")]
         self.nbytes = 0  # of the gradients; known once traced
@@ -92,6 +87,7 @@ class Gradients:
             loss = tf.reduce_sum(losses) * scale
             whole = loss
             if self.model.losses:
+                # Losses that layers add (weight decay): each rank has them whole.
                 whole += tf.cast(tf.add_n(self.model.losses), self.dtype) / self.ranks
             scaled = self.optimizer.scale_loss(whole)
         # The sample of a rank without any does not count.
@@ -145,7 +141,10 @@ def train_step(
     metrics: Mapping[str, PerSample] | None = None,
     label_spec: Any = None,
 ) -> Callable[[Any, Any, float], Any]:
-    """Compile the step of synchronous training that `fit` takes.
+    """Return the compiled step of synchronous training that `fit` takes.
+
+    It is called with images, labels and 1 / global batch, and returns this rank's part of the loss
+    and the sums of the metrics over its samples, as one tensor.
 
     Args:
         model: its outputs go to `loss`.
@@ -154,10 +153,6 @@ def train_step(
         loss: as in `fit`.
         metrics: as in `fit`; None for no metric.
         label_spec: a `tf.TensorSpec`; None for class numbers.
-
-    Returns:
-        Callable: takes images, labels and 1 / global batch; returns this rank's part of the loss
-        and the sums of the metrics over its samples, as one tensor.
     """
     return traced(compiled_step(Gradients(model, optimizer, ranks, loss, metrics, label_spec)))
 
@@ -184,23 +179,12 @@ def evaluator(
     metrics: Mapping[str, PerSample] | None = None,
     label_spec: Any = None,
 ) -> Callable[[], dict[str, float]]:
-    """Compile the evaluation of a model on the whole test set, divided among the ranks.
+    """Return a function that evaluates a model on the whole test set, divided among the ranks.
 
     The test set is cut into blocks, each rank sums the metrics over its share of them, and the
     sums are added: the result is that of one process exactly, also when the blocks do not divide
-    evenly, where a mean of the ranks' accuracies is not it. In the blocks of a pipeline other
-    images may meet than on one rank: its sums can differ by a rounding.
-
-    Args:
-        model: gives outputs for `metrics`.
-        data: with test images, or a pipeline of them.
-        comm: the ranks that evaluate together.
-        metrics: as in `fit`; None for {"accuracy": correct}.
-        label_spec: a `tf.TensorSpec`; None for class numbers.
-
-    Returns:
-        Callable: without arguments; returns the mean of each metric over the test set. Every rank
-        must call it.
+    evenly. In the blocks of a pipeline other images may meet than on one rank: its sums can differ
+    by a rounding. Every rank must call the function; None are the metrics {"accuracy": correct}.
     """
     import tensorflow as tf
 

@@ -29,11 +29,10 @@ PAUSE_S = 1e-4
 class StepWorker:
     """What one worker's training step consists of, built on its rank; stays there.
 
-    Args:
-        step: called with the arrays of `TimedStep.samples` as tensors: forward, backward, exchange
-            and update; returns when all of it is done (a number of its result, as a float).
-        optimizers: pairs of an optimizer, made by `comm.distribute`, and the variables that it
-            updates, in the order of the step: one pair, or one for each net of a GAN.
+    `step` is called with the arrays of `TimedStep.samples` as tensors: forward, backward, exchange
+    and update; it returns when all of it is done (a number of its result, as a float). `optimizers`
+    are pairs of an optimizer, made by `comm.distribute`, and the variables that it updates, in the
+    order of the step: one pair, or one for each net of a GAN.
     """
 
     step: Callable[..., Any]
@@ -49,11 +48,7 @@ class StepWorker:
         return [np.asarray(each).copy() for _, variables in self.optimizers for each in variables]
 
     def update(self) -> Callable[[], Any]:
-        """Compile exchange and update without computing: the gradients are zeros.
-
-        Returns:
-            Callable: without arguments; returns when it is done. It changes the optimizers.
-        """
+        """Compile exchange and update without computing: the gradients are zeros."""
         import tensorflow as tf
 
         zeros = [
@@ -73,13 +68,10 @@ class StepWorker:
 class TimedStep:
     """A training step to be timed on ranks; can be pickled.
 
-    Args:
-        name: of the net or nets.
-        batch_per_rank: samples of one rank in a step (count).
-        build: called on a rank with `SingleProcess()` for a worker by itself, with
-            `HorovodCommunicator()` for one among all; returns a `StepWorker` with the same
-            initial weights each time. The loss is a mean over the samples of *all* ranks.
-        samples: called with a number of samples and a seed; returns the arrays that `step` takes.
+    `build` is called on a rank with `SingleProcess()` for a worker by itself, with
+    `HorovodCommunicator()` for one among all; it returns a `StepWorker` with the same initial
+    weights each time, whose loss is a mean over the samples of *all* ranks. `samples` is called
+    with a number of samples and a seed and returns the arrays that `step` takes.
     """
 
     name: str
@@ -120,7 +112,15 @@ def measure_parts(
     many = HorovodCommunicator()
     own, shared = step.build(SingleProcess()), step.build(many)
     work = equal_work(step, own, shared, many, seed)
-    calls = _calls(step, own, shared, many, alone_batch, seed + 1)
+    whole, mine = _shares(step, many, seed + 1)
+    some = [each[:alone_batch] for each in whole]
+    calls = {
+        "alone": lambda: own.step(*some),
+        "together": lambda: own.step(*mine),
+        "update": own.update(),
+        "exchange": shared.update(),
+        "step": lambda: shared.step(*mine),
+    }
     found: dict[str, Any] = {part: [] for part in PARTS}
 
     def once(part: str) -> float:
@@ -171,26 +171,6 @@ def measure_alone(
             break
         found += measure.timing(lambda: worker.step(*arrays), steps).seconds
     return found
-
-
-def _calls(
-    step: TimedStep,
-    own: StepWorker,
-    shared: StepWorker,
-    comm: Communicator,
-    alone_batch: int,
-    seed: int,
-) -> dict[str, Callable[[], Any]]:
-    """Bind each part to its samples: a rank's are its slice of what one process takes."""
-    whole, mine = _shares(step, comm, seed)
-    whole = [each[:alone_batch] for each in whole]
-    return {
-        "alone": lambda: own.step(*whole),
-        "together": lambda: own.step(*mine),
-        "update": own.update(),
-        "exchange": shared.update(),
-        "step": lambda: shared.step(*mine),
-    }
 
 
 def _shares(step: TimedStep, comm: Communicator, seed: int) -> tuple[list[Any], list[Any]]:

@@ -62,12 +62,7 @@ def fit(
     its own `batch_per_rank` samples of the global batch of p x batch_per_rank, and Horovod sums
     the gradients of all. Without dropout and batch normalisation the weights are those of one
     process that trains with the global batch. On many ranks all of them must call this, with the
-    same arguments: the same seed for the order of the samples and the initial weights; only the
-    units that dropout leaves out differ from rank to rank.
-
-    Data that does not fit into memory comes from a pipeline, which gives each rank the samples
-    that it would take from an array. If one rank cannot read its data, all fail together at the
-    end of that epoch.
+    same arguments. If one rank cannot read its data, all fail together at the end of that epoch.
 
     Args:
         model: a name of `models.names("digits", "classifier")`, a Keras model, or a function that
@@ -80,11 +75,9 @@ def fit(
             counted. None for {"accuracy": whether the largest logit is that of the label}, or
             with a `loss` of your own for no metric.
         epochs: passes over the training samples, those of a checkpoint included (count).
-        batch_per_rank: samples of each rank in a step (count).
         learning_rate: a number, or a schedule of `dlguide.training.schedules` over all epochs,
             in rates of the global batch; a collapsed one sets the weight decay of the optimizer
-            too, and ends augmentation. None for the optimizer's own. It is used as it is given
-            unless `config.rate_scaling` asks for more.
+            too, and ends augmentation. None for the optimizer's own.
         optimizer: "adam", "sgd" (momentum 0.9), or a function that returns a Keras optimizer; it
             is called with `learning_rate` unless that is None: `optimizers.MomentumSGD`.
         checkpoint: folder, or a CheckpointConfig: a checkpoint is written after each epoch, and
@@ -92,7 +85,6 @@ def fit(
             gradients.
         comm: the ranks that train; None for all that the launcher started,
             `SingleProcess()` for this process alone.
-        config: everything else.
         on_result: called with epoch, epochs, step, steps, loss and images_per_s up to ten times
             a second; None for `measure.report_progress`.
 
@@ -101,8 +93,7 @@ def fit(
 
     Raises:
         ValueError: if an argument is not what it must be; on all ranks, before any work.
-        CheckpointError: if the checkpoint is damaged or another training's, if another
-            process trains with that folder, or if a checkpoint cannot be written.
+        CheckpointError: if a checkpoint is damaged, another training's, in use or unwritable.
         DivergedError: on all ranks, if a loss or a weight is nan or infinite; the text has step,
             ranks, learning rate and the last good checkpoint.
         MissingComponentError: if the data or the device is missing.

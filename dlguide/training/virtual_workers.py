@@ -11,12 +11,7 @@ import numpy as np
 from dlguide.collectives.communicator import Communicator
 from dlguide.data.datasets import RankShard
 from dlguide.training.feed import ArrayFeed, Batch, PipelineFeed
-from dlguide.training.step import (
-    Gradients,
-    adds_losses_of_inputs,
-    compiled_step,
-    traced,
-)
+from dlguide.training.step import Gradients, adds_losses_of_inputs, compiled_step, traced
 
 if TYPE_CHECKING:
     import keras
@@ -25,17 +20,14 @@ if TYPE_CHECKING:
 class VirtualWorkers:
     """The virtual workers of this rank, each with its own state of the model beside the weights.
 
-    A step of synchronous training sums the gradients of all workers and then changes the weights
-    once. Whether the summands were computed side by side or one after the other makes no
-    difference, as long as each worker goes through the model with its own images and finds the
-    state that it left: the moving averages of batch normalisation, whose statistics are those of
-    this worker's batch alone, and the seeds of its dropout. So k workers on one rank are k ranks,
-    but for the order in which the sum is rounded; two are equal to the bit.
+    A step sums the gradients of all workers and then changes the weights once. Each worker goes
+    through the model with its own images and finds the state that it left: the moving averages of
+    batch normalisation and the seeds of its dropout. So k workers on one rank are k ranks, but for
+    the order in which the sum is rounded; two are equal to the bit.
 
     A model without any such state, and without losses that depend on its inputs, treats every
-    image by itself: there the images of all workers go through it at once, which gives the same
-    sum, rounded in another order, in less time. (A loss that a layer adds for its batch counts
-    once for each worker.) One worker is the plain step.
+    image by itself: there the images of all workers go through it at once. One worker is the plain
+    step.
     """
 
     def __init__(
@@ -146,11 +138,7 @@ class VirtualWorkers:
 
 
 def reseed_dropout(model: keras.Model, seed: int, rank: int, step: int) -> None:
-    """Set the model's random generators to what belongs to this rank and step.
-
-    Ranks drop different units, and a training that is resumed from a checkpoint drops those that
-    it would have dropped without the interruption, with no generator's state to store.
-    """
+    """Set the model's random generators to what belongs to this rank and step, also on resuming."""
     weights = {id(weight) for weight in model.weights}
     states = [variable for variable in model.variables if id(variable) not in weights]
     for layer, state in enumerate(states):

@@ -4,9 +4,14 @@
 """
 
 from dlguide.machine.threads import Candidate, candidates, default_candidate
-from dlguide.tuning.halving import CandidateResult, HalvingResult, successive_halving
 from dlguide.tuning.ranks import TuningTask
-from dlguide.tuning.search import TuningResult, tune
+from dlguide.tuning.search import (
+    CandidateResult,
+    HalvingResult,
+    TuningResult,
+    successive_halving,
+    tune,
+)
 
 __all__ = [
     "Candidate",

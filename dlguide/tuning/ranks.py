@@ -12,15 +12,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -28,7 +26,7 @@ import psutil
 
 from dlguide import models
 from dlguide.cluster import processes
-from dlguide.cluster.environment import find_mpiexec, rank_environment, start_watchdog
+from dlguide.cluster.environment import MODULE, find_mpiexec, rank_environment, start_watchdog
 from dlguide.errors import require, require_count, require_known
 from dlguide.machine import Machine
 from dlguide.machine.threads import Candidate, ThreadPlan
@@ -43,30 +41,19 @@ SAMPLES = 12_000
 LOOK_S = 0.02
 ADDRESS = "tuner"  # name of the socket in the folder of the search
 LONGEST_ADDRESS = 100  # the kernel's limit for a socket's name is 107
-_THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 
 
 @dataclass(frozen=True)
 class TuningTask:
     """One training step, the same for all candidates whatever their number of ranks.
 
-    Args:
-        net: one of `models.names("digits")` or `models.names("imagenet")`.
-        global_batch: images of one step over all ranks (count).
-        data: "mnist" or "random" images of the net's shape; None for what fits the net.
-        optimizer: "adam" or "sgd".
-        seed: of the initial weights and the order of the images.
-        image: height and width of a large net's images; None for the net's own (pixels).
-
-    Raises:
-        ValueError: if a value is not allowed.
+    `global_batch` are images of one step over all ranks (count); the other values as in `tune`.
     """
 
     net: str = "mnist_cnn"
     global_batch: int = 100
     data: str | None = None
     optimizer: str = "adam"
-    seed: int = 0
     image: int | None = None
 
     def __post_init__(self) -> None:
@@ -77,7 +64,6 @@ class TuningTask:
             object.__setattr__(self, "data", "mnist" if small else "random")
         require_known(self.data, ("mnist", "random"), "data")
         require_known(self.optimizer, OPTIMIZERS, "optimizer")
-        require_count(self.seed, "seed", least=0)
         must = f'be "random" for {self.net}, whose images are not those of MNIST'
         require(self.data == "random" or small, "data", must, self.data)
         require(self.image is None or not small, "image", f"be None for {self.net}", self.image)
@@ -107,15 +93,15 @@ class RankTeam:
         self.name = f"{start.ranks}-{start.threads}-{start.inter_op}-{start.default:d}"
         env = rank_environment(plan, name, folder)
         if start.default:
-            env = {name: value for name, value in env.items() if name not in _THREADS}
+            env = {name: value for name, value in env.items() if name not in plan.environment(0)}
         # Horovod must not report a stopped rank as stalled
         env |= {"HOROVOD_STALL_CHECK_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
         given = None if start.default else asdict(plan)
         self.log = folder / f"team-{self.name}.log"
         command = [
-            str(find_mpiexec()), "-n", str(start.ranks), sys.executable, "-m",
-            "dlguide.tuning.worker", str(folder), str(folder / ADDRESS), self.name,
-            json.dumps(asdict(task)), json.dumps(given),
+            str(find_mpiexec()), "-n", str(start.ranks), *MODULE, "dlguide.tuning.worker",
+            str(folder), str(folder / ADDRESS), self.name, json.dumps(asdict(task)),
+            json.dumps(given),
         ]  # fmt: skip
         processes.remove_orphaned_shared_memory()
         with self.log.open("ab") as log:
@@ -135,15 +121,11 @@ class RankTeam:
         """Whether all ranks have taken their first steps."""
         return len(self.facts) == self.start.ranks and not self.failed
 
-    def joined(self, rank: int, pid: int, connection: Connection) -> None:
-        """Add a rank that has connected."""
-        self.connections[rank], self.pids[rank] = connection, pid
-
     def update(self) -> None:
         """Update the state of the start; ready ranks are stopped until they are measured."""
         if self.ready or self.failed:
             return
-        try:
+        with self._ended_by_failure():
             for rank, connection in self.connections.items():
                 if rank not in self.facts and connection.poll():
                     self.facts[rank] = self._received(rank)
@@ -151,31 +133,34 @@ class RankTeam:
                 raise RuntimeError(f"the ranks ended while they started{self._last_line()}")
             if time.monotonic() > self.deadline:
                 raise RuntimeError(f"the ranks did not start within {START_S:.0f} s")
-        except RuntimeError as error:
-            self.failed = str(error)
-            self.end()
         if self.ready:
             self.signal(signal.SIGSTOP)
 
-    def measure(self, cpus: tuple[tuple[int, ...], ...] | None, seconds: float) -> list[float]:
-        """Train for some seconds; return the images/s of each block."""
-        if self.failed:
-            raise RuntimeError(self.failed)
-        begin = time.monotonic()
+    @contextlib.contextmanager
+    def _ended_by_failure(self) -> Iterator[None]:
+        """Keep the reason of a failure and end the ranks."""
         try:
-            self.signal(signal.SIGCONT)
-            # the first steps refill caches and show how many make a block
-            first = 3 if self.step_s < BLOCK_S else 1
-            self.step_s = max(self._blocks(cpus, first, 1, seconds)) / first
-            steps = max(1, round(BLOCK_S / self.step_s))
-            left_s = seconds - (time.monotonic() - begin)
-            blocks = max(1, round(left_s / (steps * self.step_s)))
-            slowest = self._blocks(None, steps, blocks, seconds)
-            self.signal(signal.SIGSTOP)
+            yield
         except RuntimeError as error:
             self.failed = str(error)
             self.end()
-            raise
+
+    def measure(self, cpus: tuple[tuple[int, ...], ...] | None, seconds: float) -> list[float]:
+        """Train for some seconds; return the images/s of each block."""
+        begin = time.monotonic()
+        if not self.failed:
+            with self._ended_by_failure():
+                self.signal(signal.SIGCONT)
+                # the first steps refill caches and show how many make a block
+                first = 3 if self.step_s < BLOCK_S else 1
+                self.step_s = max(self._blocks(cpus, first, 1, seconds)) / first
+                steps = max(1, round(BLOCK_S / self.step_s))
+                left_s = seconds - (time.monotonic() - begin)
+                blocks = max(1, round(left_s / (steps * self.step_s)))
+                slowest = self._blocks(None, steps, blocks, seconds)
+                self.signal(signal.SIGSTOP)
+        if self.failed:
+            raise RuntimeError(self.failed)
         return [steps * self.task.global_batch / block_s for block_s in slowest]
 
     def _blocks(
@@ -254,26 +239,18 @@ class RankTeams:
             short = len(os.fsencode(address)) <= LONGEST_ADDRESS
             then = "Set TMPDIR to a folder with a shorter path."
             require(short, "TMPDIR", "have a short path", str(self.folder.parent), then)
-            self.watchdog = start_watchdog(self.name, self.folder)
+            start_watchdog(self.name, self.folder)
             if self.task.data != "random":
                 self._write_images()
             self.line.bind(address)
             self.line.listen(1024)
             self.line.setblocking(False)
         except BaseException:
-            self._end()
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._end()
-
-    def _end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self.line.close()
         for team in self.teams.values():
             team.end()
@@ -344,7 +321,7 @@ class RankTeams:
             name, rank, pid = connection.recv()
             for team in self.teams.values():
                 if team.name == name:
-                    team.joined(rank, pid, connection)
+                    team.connections[rank], team.pids[rank] = connection, pid
         for team in self.teams.values():
             team.update()
             sizes = [facts["nbytes"] for facts in team.facts.values()]

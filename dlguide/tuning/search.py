@@ -1,49 +1,50 @@
 """Search for the ranks, threads and binding that train a net fastest on this machine.
 
-Every candidate is trained on real ranks: all of them briefly, the fast ones longer.
+Every candidate is trained on real ranks: all of them briefly, the fast ones longer. The search is
+successive halving, which takes any measurement.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+import numpy as np
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from dlguide.cluster.environment import find_mpiexec
 from dlguide.errors import require, require_positive
 from dlguide.files import cache_folder, require_writable
 from dlguide.machine import describe, threads
 from dlguide.machine.threads import Candidate, default_candidate
-from dlguide.tuning.halving import CandidateResult, HalvingResult, successive_halving
 from dlguide.tuning.ranks import RankTeams, TuningTask
 
 START_SHARE = 0.6  # of the budget; ranks not started by then start when they are measured
-LEAST_S = 1.0
+FINAL_WEIGHT = 2.0  # the last rung decides, so it gets twice the time of the others
+# Several short rounds: a disturbance affects only some of them. In an even number of rounds of
+# opposite order a steady drift affects all candidates equally.
+ROUNDS, FINAL_ROUNDS = (4, 2, 1), 6
+FINALISTS = 2  # candidates in the last rung, without the baseline
+LEAST_S = 0.4  # shortest useful measurement
+NOT_REACHED = "not measured: the budget was spent"
+
+
+# --- tuning ---
 
 
 @dataclass(frozen=True)
 class TuningResult:
     """Outcome of a search on this machine.
 
-    Args:
-        task: the training step of every candidate.
-        machine: host and processor.
-        result: the table and the best candidate.
-        plan: thread plan of the best candidate, for `Cluster`.
-        left_out: candidates that were not measured, each with the reason.
-        start_s: time until the ranks were ready (s).
-        used_s: time of the whole search, the start included (s).
-        unix_s: begin of the search (s since 1970).
-        stored: file that `Cluster` reads; "" if it was not kept.
+    The training step of every candidate; host and processor; the table and the best candidate; its
+    thread plan, for `Cluster`; candidates that were not measured, each with the reason; the time
+    until the ranks were ready and that of the whole search (s); the file that `Cluster` reads,
+    "" if it was not kept.
     """
 
     task: TuningTask
@@ -53,12 +54,7 @@ class TuningResult:
     left_out: tuple[tuple[Candidate, str], ...]
     start_s: float
     used_s: float
-    unix_s: float
-    stored: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain numbers for a record."""
-        return asdict(self)
+    stored: str
 
 
 def tune(
@@ -67,7 +63,6 @@ def tune(
     budget_s: float = 60.0,
     data: str | None = None,
     optimizer: str = "adam",
-    seed: int = 0,
     image: int | None = None,
     candidates: Iterable[Candidate] | None = None,
     max_ranks: int | None = None,
@@ -92,15 +87,12 @@ def tune(
         global_batch: images of a step over all ranks (count).
         budget_s: time of the whole search; a start of ranks may exceed it (s).
         data: "mnist" or "random" images of the net's shape; None for what fits the net.
-        optimizer: "adam" or "sgd".
-        seed: of weights and order.
         image: height and width of a large net's images; None for the net's own (pixels).
         candidates: what to choose from; None for `tuning.candidates`. TensorFlow's default with
             one rank is the baseline if it is among them.
         max_ranks: the most ranks; None for as many as cores (count).
         oversubscribe: also measure candidates that take turns on the cores.
         keep: whether to keep the outcome for `Cluster`.
-        show: whether to show progress.
 
     Returns:
         TuningResult: the table, the best candidate and its thread plan.
@@ -111,7 +103,7 @@ def tune(
         RuntimeError: if no candidate could be measured.
     """
     begin, unix_s = time.monotonic(), time.time()
-    task = TuningTask(net, global_batch, data, optimizer, seed, image)
+    task = TuningTask(net, global_batch, data, optimizer, image)
     require_positive(budget_s, "budget_s")
     machine = describe()
     if candidates is None:
@@ -130,106 +122,61 @@ def tune(
         require_writable(cache_folder(), "DLGUIDE_CACHE")
     baseline = default_candidate(machine)
     baseline = baseline if baseline in wanted else None
-    with _Display(task, wanted, baseline, budget_s, show) as display:
-        display.left_out(left_out)
-        with RankTeams(machine, task, wanted) as teams:
-            teams.start_all(START_SHARE * budget_s, display.started)
-            start_s = time.monotonic() - begin
-            left_s = max(budget_s - start_s, LEAST_S)
-            result = successive_halving(
-                teams.measure, wanted, left_s, baseline, on_result=display.measured
-            )
-        used_s = time.monotonic() - begin
-        display.done(result)
+    progress = _Progress(Console(quiet=not show))
+    progress.line(
+        f"{net}, {global_batch} images per step over all ranks: {len(wanted)} candidates, "
+        f"{budget_s:g} s"
+    )
+    for candidate, why in left_out:
+        progress.line(f"left out: {candidate} ({why})")
+    with RankTeams(machine, task, wanted) as teams:
+        teams.start_all(START_SHARE * budget_s, progress.started)
+        start_s = time.monotonic() - begin
+        left_s = max(budget_s - start_s, 1.0)
+        result = successive_halving(
+            teams.measure, wanted, left_s, baseline, on_result=progress.measured
+        )
+    used_s = time.monotonic() - begin
+    progress.done(result)
     stored: Path | str = ""
     if keep:
         stored = threads.save_tuned(result.rows, net, global_batch, machine, unix_s)
     where = f"{machine.name}: {machine.processor}"
     plan = result.best.plan(machine)
-    return TuningResult(task, where, result, plan, left_out, start_s, used_s, unix_s, str(stored))
+    return TuningResult(task, where, result, plan, left_out, start_s, used_s, str(stored))
 
 
-class _Display:
-    """Progress of a search: live in a terminal, lines elsewhere, and the table at the end."""
+class _Progress:
+    """A line for each candidate and rung of a search, and the table at the end."""
 
-    def __init__(
-        self,
-        task: TuningTask,
-        candidates: Sequence[Candidate],
-        baseline: Candidate | None,
-        budget_s: float,
-        show: bool = True,
-        console: Console | None = None,
-    ) -> None:
-        self.task, self.candidates, self.baseline = task, candidates, baseline
-        self.budget_s, self.show = budget_s, show
-        self.console = Console() if console is None else console
-        self.live: Live | None = None
-        self.rows: dict[Candidate, CandidateResult] = {}
-        self.ready = -1
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.shown: set[Any] = set()
 
-    def __enter__(self) -> _Display:
-        self._line(
-            f"{self.task.net}, {self.task.global_batch} images per step over all ranks: "
-            f"{len(self.candidates)} candidates, {self.budget_s:g} s"
-        )
-        # rich draws into a notebook only with a widget that may not be there
-        if self.show and self.console.is_terminal and not self.console.is_jupyter:
-            self.live = Live(console=self.console, refresh_per_second=4, transient=True)
-            self.live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self.live is not None:
-            self.live.stop()
-            self.live = None
-
-    def left_out(self, left_out: Sequence[tuple[Candidate, str]]) -> None:
-        """Name the candidates that will not be measured, with the reasons."""
-        for candidate, why in left_out:
-            self._line(f"left out: {candidate} ({why})")
+    def line(self, text: str) -> None:
+        """Print a line."""
+        self.console.print(text, highlight=False, soft_wrap=True)
 
     def started(self, ready: int, starts: int) -> None:
-        """Show how many starts of ranks are ready."""
-        if ready != self.ready:
-            self.ready = ready
-            self._draw(f"ranks started for {ready} of {starts} settings", ready in (0, starts))
+        """Show that the first and the last start of ranks is ready."""
+        if ready in (0, starts) and ready not in self.shown:
+            self.shown.add(ready)
+            self.line(f"ranks started for {ready} of {starts} settings")
 
     def measured(self, row: CandidateResult, rung: int, used_s: float) -> None:
-        """Show the results of a candidate after a measurement."""
-        first = row.error or row.rung != getattr(self.rows.get(row.candidate), "rung", -1)
-        self.rows[row.candidate] = row
-        speed = f"failed: {row.error}" if row.error else f"{row.median:6.0f} images/s"
-        text = f"{used_s:5.1f} s, rung {rung + 1}: {speed}  {row.candidate}"
-        self._draw(text, bool(first))
+        """Show the result of a candidate, once in each rung."""
+        if (row.candidate, row.rung, row.error) not in self.shown:
+            self.shown.add((row.candidate, row.rung, row.error))
+            speed = f"failed: {row.error}" if row.error else f"{row.median:6.0f} images/s"
+            self.line(f"{used_s:5.1f} s, rung {rung + 1}: {speed}  {row.candidate}")
 
     def done(self, result: HalvingResult) -> None:
         """Show the table and the verdict."""
-        if self.live is not None:
-            self.live.stop()
-            self.live = None
-        if self.show:
-            self.console.print(table(result.rows, result.baseline))
-            for row in result.rows:
-                if row.error:
-                    self._line(f"{row.candidate}: {row.error}")
-            self._line(verdict(result))
-
-    def _line(self, text: str) -> None:
-        if self.show:
-            self.console.print(text, highlight=False, soft_wrap=True)
-
-    def _draw(self, text: str, worth_a_line: bool) -> None:
-        if self.live is not None:
-            rows = sorted(self.rows.values(), key=lambda row: (-row.rung, -row.median))
-            self.live.update(Group(table(rows, self.baseline), Text(text)))
-        elif worth_a_line:
-            self._line(text)
+        self.console.print(table(result.rows, result.baseline))
+        for row in result.rows:
+            if row.error:
+                self.line(f"{row.candidate}: {row.error}")
+        self.line(verdict(result))
 
 
 def table(rows: Sequence[CandidateResult], baseline: Any = None) -> Table:
@@ -237,9 +184,18 @@ def table(rows: Sequence[CandidateResult], baseline: Any = None) -> Table:
     drawn = Table(
         title="Ranks and threads", title_justify="left", box=SIMPLE_HEAD, collapse_padding=True
     )
-    for name in ("ranks", "threads", "inter-op", "cores"):
-        drawn.add_column(name, justify="right")
-    for name in ("images/s", "spread", "ratio", "rounds", "s"):
+    columns = (
+        "ranks",
+        "threads",
+        "inter-op",
+        "cores",
+        "images/s",
+        "spread",
+        "ratio",
+        "rounds",
+        "s",
+    )
+    for name in columns:
         drawn.add_column(name, justify="right")
     speeds = {row.candidate: row.median for row in rows}
     for row in rows:
@@ -276,3 +232,216 @@ def verdict(result: HalvingResult) -> str:
     if result.gain_low <= 1 <= result.gain_high:
         text += " The two do not differ measurably on this machine."
     return text
+
+
+# --- successive halving ---
+
+
+@dataclass(frozen=True)
+class CandidateResult:
+    """Measurements of one candidate.
+
+    Median over the medians of the last rung's rounds (images/s; 0.0 without any), quartiles of that
+    rung's samples, its number (0 is the first, -1: never measured), measurements over all rungs
+    (count), time of all (s), and why it was dropped or never measured.
+    """
+
+    candidate: Any
+    median: float
+    low: float
+    high: float
+    rung: int
+    rounds: int
+    seconds: float
+    error: str = ""
+
+    @property
+    def spread(self) -> float:
+        """The distance of the quartiles as a fraction of the median."""
+        return (self.high - self.low) / self.median if self.median > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class HalvingResult:
+    """Outcome of a search: one row per candidate, the best first; rows of one rung compare exactly.
+
+    `gain` is best over baseline, the median over the last rung's rounds; `gain_low` and `gain_high`
+    are the lowest and the highest of these. None without a baseline.
+    """
+
+    rows: tuple[CandidateResult, ...]
+    best: Any
+    baseline: Any
+    gain: float | None
+    gain_low: float | None
+    gain_high: float | None
+
+
+class _Record:
+    """Samples of one candidate: one list of rounds per rung."""
+
+    def __init__(self, candidate: Any) -> None:
+        self.candidate = candidate
+        self.rungs: list[list[list[float]]] = []
+        self.seconds = 0.0
+        self.error = ""
+
+    def median(self) -> float:
+        if not self.rungs:
+            return 0.0
+        return float(np.median([np.median(samples) for samples in self.rungs[-1]]))
+
+    def row(self) -> CandidateResult:
+        rounds = sum(map(len, self.rungs))
+        last = [sample for samples in self.rungs[-1] for sample in samples] if self.rungs else [0.0]
+        low, high = (float(each) for each in np.quantile(last, (0.25, 0.75)))
+        error = self.error if rounds or self.error else NOT_REACHED
+        return CandidateResult(
+            self.candidate, self.median(), low, high, len(self.rungs) - 1, rounds, self.seconds,
+            error,
+        )  # fmt: skip
+
+
+class _Search:
+    """State of one search; the arguments are those of `successive_halving`."""
+
+    def __init__(
+        self,
+        measure: Callable[[Any, float], Sequence[float]],
+        budget_s: float,
+        on_result: Callable[..., None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.measure, self.on_result, self.clock = measure, on_result, clock
+        self.started_s, self.budget_s = clock(), budget_s
+        self.measured = False
+
+    def left_s(self) -> float:
+        return self.budget_s - (self.clock() - self.started_s)
+
+    def once(self, record: _Record, seconds: float, rung: int) -> None:
+        """Measure a candidate for one round, unless there is no time left for it."""
+        if record.error or (seconds > self.left_s() and self.measured):
+            return
+        begin = self.clock()
+        try:
+            samples = [float(sample) for sample in self.measure(record.candidate, seconds)]
+            valid = bool(samples) and all(0 < sample < float("inf") for sample in samples)
+            require(valid, "measure", "return positive numbers, at least one", samples)
+        except Exception as error:
+            words = str(error).strip().splitlines() or [type(error).__name__]
+            record.error = words[0]
+        else:
+            self.measured = True
+            if len(record.rungs) <= rung:
+                record.rungs.append([])
+            record.rungs[rung].append(samples)
+        record.seconds += self.clock() - begin
+        self.on_result(record.row(), rung, self.budget_s - self.left_s())
+
+    def rung(self, alive: list[_Record], number: int, seconds: float, rounds: int) -> bool:
+        """Measure all remaining candidates in rounds, each in the opposite order of the last.
+
+        A rung after the first that does not reach all of them counts for none, because it would
+        rank those that it reached above the others. False then.
+        """
+        if number and seconds * len(alive) > self.left_s():
+            return False
+        for turn in range(rounds):
+            begin = self.clock()
+            for record in alive[:: 1 if turn % 2 == 0 else -1]:
+                self.once(record, seconds, number)
+            if self.clock() - begin > self.left_s():
+                break  # there is no time for another whole round
+        left = [record for record in alive if not record.error]
+        whole = all(len(record.rungs) > number for record in left)
+        if number and not whole:
+            for record in left:
+                del record.rungs[number:]
+        return whole
+
+
+def successive_halving(
+    measure: Callable[[Any, float], Sequence[float]],
+    candidates: Iterable[Hashable],
+    budget_s: float,
+    baseline: Hashable | None = None,
+    on_result: Callable[[CandidateResult, int, float], None] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> HalvingResult:
+    """Find the candidate with the most images/s without measuring all of them equally long.
+
+    Successive halving: in each rung every remaining candidate is measured, then the slower half
+    is dropped, until two are left. All rungs get the same time, so those that remain are measured
+    twice as long as before. The candidates of a rung take turns, in rounds of opposite order, so
+    that a machine that becomes slower affects all of them; the finalists take six such turns if
+    the time allows it. Medians decide. The baseline goes through all rungs, so that the gain comes
+    from the same rounds. A candidate whose measurement raises is recorded with the error's first
+    line and dropped.
+
+    Args:
+        measure: called with a candidate and the seconds it should take; returns samples
+            (images/s). Any time beyond, to start ranks for instance, is taken from the budget.
+        candidates: what to choose from.
+        budget_s: time of the whole search (s).
+        baseline: one of the candidates, to compare the best with; None for none.
+        on_result: called after each measurement with the candidate's CandidateResult so far, the
+            rung and the seconds used.
+
+    Returns:
+        HalvingResult: the candidates in their order, the best first.
+
+    Raises:
+        ValueError: if there is no candidate, the baseline is none of them, or a number is out of
+            range.
+        RuntimeError: if no candidate could be measured.
+
+    Source:
+        Jamieson and Talwalkar, arXiv:1502.07943 (successive halving).
+
+    >>> speeds = {"slow": 90.0, "quick": 110.0, "middle": 100.0}
+    >>> successive_halving(lambda name, seconds: [speeds[name]] * 3, speeds, 60.0, "middle").best
+    'quick'
+    """
+    records = {each: _Record(each) for each in candidates}
+    require(bool(records), "candidates", "hold at least one", list(records))
+    known = baseline is None or baseline in records
+    require(known, "baseline", "be a candidate or None", baseline)
+    require_positive(budget_s, "budget_s")
+    search = _Search(measure, budget_s, on_result or (lambda *result: None), clock)
+    always = [] if baseline is None else [records[baseline]]
+    contenders = [record for each, record in records.items() if each != baseline]
+    halvings, left = 0, len(contenders)
+    while left > FINALISTS:
+        halvings, left = halvings + 1, (left + 1) // 2
+    for rung in range(halvings + 1):
+        alive = always + contenders
+        final = rung == halvings
+        weights = halvings - rung + FINAL_WEIGHT
+        each_s = search.left_s() * (FINAL_WEIGHT if final else 1) / weights / max(len(alive), 1)
+        fitting = [count for count in ROUNDS if each_s >= count * LEAST_S]
+        rounds = FINAL_ROUNDS if final else max(fitting, default=1)
+        if not search.rung(alive, rung, max(each_s / rounds, LEAST_S), rounds):
+            break
+        good = [one for one in contenders if len(one.rungs) > rung and not one.error]
+        good.sort(key=lambda one: -one.median())
+        contenders = good[: (len(contenders) + 1) // 2]
+    return _result(records, baseline)
+
+
+def _result(records: dict[Any, _Record], baseline: Any) -> HalvingResult:
+    rows = [record.row() for record in records.values()]
+    rows.sort(key=lambda row: (bool(row.error), -row.rung, -row.median))
+    if rows[0].error:
+        words = "; ".join(f"{row.candidate}: {row.error}" for row in rows)
+        raise RuntimeError(f"No candidate could be measured. {words}")
+    best = rows[0].candidate
+    gains = [None] * 3
+    against = records.get(baseline)
+    if against is not None and not against.error and against.rungs:
+        mine, theirs = records[best].rungs, against.rungs
+        common = min(len(mine), len(theirs)) - 1
+        pairs = zip(mine[common], theirs[common], strict=False)
+        ratios = [float(np.median(up) / np.median(down)) for up, down in pairs]
+        gains = [float(np.median(ratios)), min(ratios), max(ratios)]
+    return HalvingResult(tuple(rows), best, baseline, *gains)

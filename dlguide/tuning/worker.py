@@ -32,15 +32,16 @@ class _Trainer:
         import tensorflow as tf
 
         from dlguide import models
+        from dlguide.data import datasets
         from dlguide.training.config import make_optimizer
         from dlguide.training.devices import connect
         from dlguide.training.step import train_step
 
         comm = connect()
         self.rank, self.ranks = comm.rank, comm.size
-        self.share, self.scale = task.share(comm.size), 1 / task.global_batch
+        self.task, self.scale = task, 1 / task.global_batch
         with tf.device("/CPU:0"):
-            self.model = models.build(task.net, task.seed, image=task.image)
+            self.model = models.build(task.net, image=task.image)
             # the global batch is the same for all, so the rate does not follow the ranks
             optimizer = comm.distribute(make_optimizer(task.optimizer))
             optimizer.build(self.model.trainable_variables)
@@ -48,23 +49,18 @@ class _Trainer:
             self.step = train_step(self.model, optimizer, comm.size)
         self.digest = measure.digest_of(self.model.trainable_weights)
         self.images, self.labels = self._samples(task, folder)
-        self.parts = self._parts(task)
+        shares = (len(self.labels), task.share(comm.size), self.rank, self.ranks)
+        self.parts = [part.indices for part in datasets.epoch_batches(*shares)]
         self.taken = 0
 
     def _samples(self, task: TuningTask, folder: Path) -> tuple[np.ndarray, np.ndarray]:
         if task.data != "random":
             names = ("images.npy", "labels.npy")
             return tuple(np.load(folder / name, mmap_mode="r") for name in names)
-        random = np.random.default_rng([task.seed, 1])
+        random = np.random.default_rng(1)
         shape = (2 * task.global_batch, *self.model.inputs[0].shape[1:])
         labels = random.integers(self.model.outputs[0].shape[-1], size=shape[0], dtype=np.int32)
         return random.random(shape, np.float32), labels
-
-    def _parts(self, task: TuningTask) -> list[np.ndarray]:
-        from dlguide.data.datasets import epoch_batches
-
-        shares = (len(self.labels), self.share, self.rank, self.ranks)
-        return [part.indices for part in epoch_batches(*shares, seed=task.seed)]
 
     def seconds(self, steps: int) -> float:
         """Take some steps and return their time (s)."""
@@ -76,16 +72,12 @@ class _Trainer:
         return perf_counter() - begin
 
     def facts(self) -> dict[str, Any]:
-        """Return what the tuner compares between candidates, and where this rank runs."""
+        """Return what the tuner compares between candidates, and the memory of this rank."""
         return {
-            "rank": self.rank,
             "ranks": self.ranks,
-            "pid": os.getpid(),
             "parameters": sum(int(np.prod(w.shape)) for w in self.model.trainable_weights),
             "weights_digest": self.digest,
-            "images": self.share,
-            "cpus": sorted(os.sched_getaffinity(0)),
-            "threads": len(os.listdir("/proc/self/task")),
+            "images": self.task.share(self.ranks),
             "nbytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
 

@@ -5,17 +5,7 @@ model.fit(recorder.watch(batches), callbacks=[..., recorder.callback()])
 print(audit.report(audit.gather(recorder, MPI.COMM_WORLD)))
 """
 
-from dlguide.training.audit.checks import KINDS, Finding, examine, looked_at, report
+from dlguide.training.audit.checks import KINDS, Finding, examine, report
 from dlguide.training.audit.record import Evidence, Recorder, gather, read
 
-__all__ = [
-    "KINDS",
-    "Evidence",
-    "Finding",
-    "Recorder",
-    "examine",
-    "gather",
-    "looked_at",
-    "read",
-    "report",
-]
+__all__ = ["KINDS", "Evidence", "Finding", "Recorder", "examine", "gather", "read", "report"]

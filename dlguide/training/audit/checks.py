@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from dlguide.errors import ranks_in_words
 from dlguide.training.audit.record import Evidence, require_whole
 from dlguide.training.schedules import scaled
@@ -21,8 +19,6 @@ Groups = dict[Any, tuple[int, ...]]
 ADAPTIVE = ("adam", "adamw", "adamax", "nadam", "rmsprop", "adagrad", "adadelta", "lamb")
 # Rates are stored in single precision by Keras.
 CLOSE = 1e-4
-# Reported throughput counts as that with the first step when it is this near to it.
-NEAR, APART = 0.01, 0.05
 # At a quarter of the samples the noise of a mean is twice as large: sqrt(1 / SMALL).
 SMALL = 0.25
 
@@ -31,13 +27,8 @@ SMALL = 0.25
 class Finding:
     """One mistake; prints as three lines.
 
-    Args:
-        kind: one of `audit.KINDS`.
-        ranks: where it was found (indices).
-        what: the mistake.
-        evidence: the numbers that show it.
-        fix: what to change.
-        doubtful: whether it does harm only sometimes.
+    `kind` is one of `audit.KINDS`, `ranks` are where it was found (indices), `evidence` has the
+    numbers that show it; a doubtful one does harm only sometimes.
     """
 
     kind: str
@@ -56,16 +47,10 @@ class Finding:
 
 
 def examine(everyone: Sequence[Evidence]) -> tuple[Finding, ...]:
-    """Find mistakes in the evidence of all ranks; what was not recorded is not checked.
+    """Return the mistakes in the evidence of all ranks; what was not recorded is not checked.
 
     A mistake that follows from another one is not reported too: weights that differ at the end
     after a missing broadcast, shards that overlap because all ranks see the same order.
-
-    Args:
-        everyone: one Evidence of each rank, in any order.
-
-    Returns:
-        tuple: the mistakes; empty if there are none, see `looked_at`.
 
     Raises:
         ValueError: if the evidence is not of each rank of one training once.
@@ -79,39 +64,17 @@ def examine(everyone: Sequence[Evidence]) -> tuple[Finding, ...]:
     )
 
 
-def looked_at(everyone: Sequence[Evidence]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """List what the evidence allows to check, and what not.
-
-    Args:
-        everyone: one Evidence of each rank.
-
-    Returns:
-        tuple: names of what was checked, and of what no rank recorded.
-    """
-    seen = [name for name, (allows, _) in _CHECKS.items() if any(allows(one) for one in everyone)]
-    return tuple(seen), tuple(name for name in _CHECKS if name not in seen)
-
-
 def report(everyone: Sequence[Evidence]) -> str:
-    """Report the mistakes, and what was checked.
-
-    Args:
-        everyone: one Evidence of each rank.
-
-    Returns:
-        str: three lines for each mistake, then what was checked and what not.
-
-    Raises:
-        ValueError: as `examine`.
-    """
+    """Return the mistakes in words, three lines each, then what was checked and what not."""
     found = examine(everyone)
-    seen, unseen = looked_at(everyone)
+    seen = {name: any(map(allows, everyone)) for name, (allows, _) in _CHECKS.items()}
     lines = [str(finding) for finding in found]
     if not found:
         lines = [f"Nothing found on {len(everyone)} rank{'s' * (len(everyone) != 1)}."]
-    lines.append(f"Looked at: {', '.join(seen) or 'nothing'}.")
-    if unseen:
-        lines.append(f"Not recorded by any rank: {', '.join(unseen)}.")
+    lines.append(f"Looked at: {', '.join(n for n, yes in seen.items() if yes) or 'nothing'}.")
+    if not all(seen.values()):
+        unseen = ", ".join(name for name, yes in seen.items() if not yes)
+        lines.append(f"Not recorded by any rank: {unseen}.")
     return "\n".join(lines)
 
 
@@ -165,30 +128,30 @@ def rate(everyone: Ranks) -> Iterator[Finding]:
             "compute the rate on all ranks from the same numbers.",
         )
         return
-    rule = one.rate_rule or ("sqrt" if one.optimizer in ADAPTIVE else "linear")
+    rule = "sqrt" if one.optimizer in ADAPTIVE else "linear"
     if base is None or value is None:
         return
     meant = scaled(base, ranks, 1, rule)
     if _close(value, meant):
         return
-    factor = meant / base
-    what = "the learning rate is not the one that its rule gives."
-    if _close(value, base):
-        what = "the learning rate is not scaled with the ranks."
-    elif rule == "sqrt" and _close(value, base * ranks):
-        what = (
-            f"the rate of {one.optimizer or 'the optimizer'} is multiplied by the number of "
-            "ranks, which is the rule of SGD."
+    wrong = {
+        base: "the learning rate is not scaled with the ranks.",
+        meant * meant / base: "the learning rate is scaled twice.",
+    }
+    if rule == "sqrt":
+        wrong[base * ranks] = (
+            f"the rate of {one.optimizer} is multiplied by the number of ranks, which is the rule "
+            "of SGD."
         )
-    elif _close(value, meant * factor):
-        what = "the learning rate is scaled twice."
+    what = "the learning rate is not the one that its rule gives."
+    what = next((text for rate, text in reversed(wrong.items()) if _close(value, rate)), what)
     yield Finding(
         "learning rate",
         _all(everyone),
         what,
         f"rate {value:.6g} in use, {meant:.6g} by the rule "
-        f'("{rule}": {base:.6g} on one rank times {factor:.4g} on {ranks}).',
-        f"use the rate {meant:.6g}, or name the rule you mean as `rate_rule`.",
+        f'("{rule}": {base:.6g} on one rank times {meant / base:.4g} on {ranks}).',
+        f"use the rate {meant:.6g}; if you mean another rule, leave `rate_of_one_rank` out.",
     )
 
 
@@ -221,9 +184,7 @@ def metrics(everyone: Ranks) -> Iterator[Finding]:
     wrong, on = [], set()
     for name in dict.fromkeys(metric.name for one in everyone for metric in one.metrics):
         known = [(one.rank, m) for one in everyone for m in one.metrics if m.name == name]
-        values = {repr(metric.value) for _rank, metric in known}
-        apart = len(values) > 1 or any(m.averaged is False for _rank, m in known)
-        if len(known) > 1 and apart:
+        if len({repr(metric.value) for _rank, metric in known}) > 1:
             each = ", ".join(f"{metric.value:.6g} on rank {rank}" for rank, metric in known)
             samples = sorted({metric.samples for _rank, metric in known if metric.samples})
             of = f" (of {' or '.join(map(str, samples))} samples each)" if samples else ""
@@ -256,27 +217,6 @@ def checkpoints(everyone: Ranks) -> Iterator[Finding]:
         f"files written: {count}{same}.",
         "write on rank 0 only; the others have the same weights.",
     )
-
-
-def first_step(everyone: Ranks) -> Iterator[Finding]:
-    """Find a throughput whose mean holds the slow first step."""
-    for one in everyone:
-        if one.images_per_s is None or len(one.step_s) < 3:
-            continue
-        whole, first, count = float(np.sum(one.step_s)), one.step_s[0], len(one.step_s)
-        # A mean over all steps is images a step * count / whole; images a step must be known.
-        mean = sum(sum(epoch) for each in everyone for epoch in each.batches) / whole
-        without = mean * (1 - 1 / count) * whole / (whole - first)
-        if abs(one.images_per_s - mean) <= NEAR * mean and without > mean * (1 + APART):
-            yield Finding(
-                "first step",
-                (one.rank,),
-                "the throughput is a mean that holds the slow first step.",
-                f"{one.images_per_s:.6g} images/s reported, {without:.6g} without the first "
-                f"step of {first:.3g} s (of {whole:.3g} s in all).",
-                "leave the first steps out, or compare medians of the steps.",
-            )
-            return
 
 
 def shards(everyone: Ranks) -> Iterator[Finding]:
@@ -462,12 +402,10 @@ _CHECKS: dict[str, tuple[Callable[[Evidence], object], Callable]] = {
     "seeds": (lambda one: one.seeds, seeds),
     "batch normalisation": (lambda one: one.statistics, statistics),
     "metrics": (lambda one: one.metrics, metrics),
-    "throughput": (lambda one: one.images_per_s is not None, first_step),
     "checkpoints": (lambda one: one.checkpoints, checkpoints),
     "collectives": (lambda one: one.calls, collectives),
 }
 KINDS = (
     *("no broadcast", "weights differ", "same order", "overlap", "missed", "steps", "last batch"),
-    *("learning rate", "seeds", "batch normalisation", "metrics", "first step", "checkpoints"),
-    "collectives",
+    *("learning rate", "seeds", "batch normalisation", "metrics", "checkpoints", "collectives"),
 )

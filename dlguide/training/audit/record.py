@@ -6,24 +6,21 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dlguide.errors import require, require_count, require_known, require_positive
+from dlguide.errors import require, require_count, require_positive
 from dlguide.measure import digest_of
 
 if TYPE_CHECKING:
     import keras
     from mpi4py.MPI import Comm
 
-RULES = ("linear", "sqrt", "none")
 
-
-@dataclass(frozen=True)
-class Seed:
+class Seed(NamedTuple):
     """A seed of one rank: name, value, and whether it should differ between ranks."""
 
     name: str
@@ -31,21 +28,15 @@ class Seed:
     differs: bool
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A metric as one rank reports it: the mean over so many of its samples.
-
-    averaged (over the ranks) is None if it was not said, and the values decide.
-    """
+class Metric(NamedTuple):
+    """A metric as one rank reports it: the mean over so many of its samples."""
 
     name: str
     value: float
     samples: int
-    averaged: bool | None
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A collective as one rank called it: name, shape and dtype of its array."""
 
     name: str
@@ -68,10 +59,8 @@ class Evidence:
     the samples of each step, count), steps (for each epoch, count), samples (of the data
     set, over all ranks, count), distinct (different ones among them, count).
     Rate: learning_rate (the highest of any epoch, as used), rate_of_one_rank (what it would be
-    on one rank), rate_rule ("linear", "sqrt", "none"; empty for the optimizer's usual one),
-    optimizer (its kind, such as "sgd").
-    And: seeds, metrics, checkpoints (files that this rank wrote), calls (collectives in order),
-    step_s (time of each step, s), images_per_s (the throughput that was reported).
+    on one rank), optimizer (its kind, such as "sgd").
+    And: seeds, metrics, checkpoints (files that this rank wrote), calls (collectives in order).
     """
 
     rank: int
@@ -86,33 +75,11 @@ class Evidence:
     distinct: int | None = None
     learning_rate: float | None = None
     rate_of_one_rank: float | None = None
-    rate_rule: str = ""
     optimizer: str = ""
     seeds: tuple[Seed, ...] = ()
     metrics: tuple[Metric, ...] = ()
     checkpoints: tuple[str, ...] = ()
     calls: tuple[Call, ...] = ()
-    step_s: tuple[float, ...] = ()
-    images_per_s: float | None = None
-
-    def to_json(self) -> str:
-        """Return one line of JSON, which `from_json` reads."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Evidence:
-        """Build an Evidence from the result of `to_json`."""
-        record = json.loads(text)
-        require(isinstance(record, dict), "text", "be a JSON object", text[:60])
-        for name in record:
-            require_known(name, [one.name for one in fields(cls)], "text")
-        missing = [name for name in ("rank", "ranks") if name not in record]
-        require(not missing, "text", "name rank and ranks", f"none named {missing}")
-        values = {name: _tuples(value) for name, value in record.items()}
-        for name, kind in (("seeds", Seed), ("metrics", Metric), ("calls", Call)):
-            parts = [{key: _tuples(v) for key, v in one.items()} for one in record.get(name, ())]
-            values[name] = tuple(kind(**one) for one in parts)
-        return cls(**values)
 
 
 def ids_of(images: Any) -> tuple[int, ...]:
@@ -128,7 +95,14 @@ def ids_of(images: Any) -> tuple[int, ...]:
 
 
 def _tuples(value: Any) -> Any:
-    return tuple(_tuples(one) for one in value) if isinstance(value, list) else value
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _from_json(text: str) -> Evidence:
+    values = {name: _tuples(value) for name, value in json.loads(text).items()}
+    for name, kind in (("seeds", Seed), ("metrics", Metric), ("calls", Call)):
+        values[name] = tuple(kind(*one) for one in values[name])
+    return Evidence(**values)
 
 
 class Recorder:
@@ -144,8 +118,6 @@ class Recorder:
         dataset: all training samples (shape (samples, ...)), or only their count; None if
             unknown, and then samples that no rank saw are not reported.
         rate_of_one_rank: the learning rate that one rank would use; None if unknown.
-        rate_rule: how the rate should follow the ranks: "linear", "sqrt", "none"; empty for the
-            optimizer's usual rule.
         folder: where every collective is noted before it starts, for `audit.read` after a
             training that hung was ended; None for nowhere.
     """
@@ -156,7 +128,6 @@ class Recorder:
         ranks: int,
         dataset: Any = None,
         rate_of_one_rank: float | None = None,
-        rate_rule: str = "",
         folder: str | os.PathLike | None = None,
     ) -> None:
         self.ranks = require_count(ranks, "ranks")
@@ -171,8 +142,6 @@ class Recorder:
         if rate_of_one_rank is not None:
             rate = require_positive(rate_of_one_rank, "rate_of_one_rank")
             self._known["rate_of_one_rank"] = rate
-        if rate_rule:
-            self._known["rate_rule"] = require_known(rate_rule, RULES, "rate_rule")
         self._seen: list[list[int]] = []
         self._batches: list[list[int]] = []
         self._steps: list[int] = []
@@ -180,7 +149,6 @@ class Recorder:
         self._metrics: dict[str, Metric] = {}
         self._checkpoints: list[str] = []
         self._calls: list[Call] = []
-        self._step_s: list[float] = []
         self._folder = None if folder is None else Path(folder)
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -193,11 +161,7 @@ class Recorder:
         self._batches.append([])
 
     def samples(self, images: Any) -> None:
-        """Note the samples of one step, before they are changed at random.
-
-        Args:
-            images: shape (samples, ...).
-        """
+        """Note the samples of one step (shape (samples, ...)), before they change at random."""
         if len(self._seen) < max(1, len(self._steps)):
             self.epoch()
         ids = ids_of(images)
@@ -205,12 +169,7 @@ class Recorder:
         self._batches[-1].append(len(ids))
 
     def weights(self, arrays: Iterable[Any], last: bool = False) -> None:
-        """Note the trainable weights, in the same order on all ranks.
-
-        Args:
-            arrays: of all of them.
-            last: False after the broadcast, True at the end.
-        """
+        """Note all trainable weights, in one order on all ranks, after the broadcast or `last`."""
         self._known["last_weights" if last else "first_weights"] = digest_of(arrays)
 
     def statistics(self, arrays: Iterable[Any]) -> None:
@@ -222,9 +181,7 @@ class Recorder:
     def rate(self, learning_rate: float, optimizer: str = "") -> None:
         """Note the learning rate in use; the highest one counts, which warmup leads up to.
 
-        Args:
-            learning_rate: as the optimizer has it.
-            optimizer: its kind, such as "sgd" or "adam"; empty leaves it as noted before.
+        `optimizer` is its kind, such as "sgd" or "adam"; empty leaves it as noted before.
         """
         value = float(learning_rate)
         self._known["learning_rate"] = max(value, self._known.get("learning_rate", value))
@@ -237,32 +194,15 @@ class Recorder:
         Args:
             name: what it is for: dropout, shuffle, augmentation.
             value: of this rank.
-            differs: whether it should differ between ranks (dropout, augmentation) or agree (a
-                shuffle that comes before the cut into shards).
+            differs: between ranks (dropout, augmentation), or should agree (a shuffle that comes
+                before the cut into shards).
         """
         plain = value if isinstance(value, str) else int(value)
         self._seeds[name] = Seed(name, plain, bool(differs))
 
-    def metric(self, name: str, value: float, samples: int, averaged: bool | None = None) -> None:
-        """Note a metric as this rank reports it; a later one of the same name replaces it.
-
-        Args:
-            name: of the metric.
-            value: as reported.
-            samples: of this rank, whose mean it is (count).
-            averaged: over the ranks; None to decide by the values.
-        """
-        self._metrics[name] = Metric(name, float(value), int(samples), averaged)
-
-    def throughput(self, images_per_s: float, step_s: Iterable[float]) -> None:
-        """Note a throughput that is reported, and the steps behind it.
-
-        Args:
-            images_per_s: as reported, over all ranks.
-            step_s: time of every step, the first one too (s).
-        """
-        self._known["images_per_s"] = require_positive(images_per_s, "images_per_s")
-        self._step_s = [float(seconds) for seconds in step_s]
+    def metric(self, name: str, value: float, samples: int) -> None:
+        """Note a metric that this rank reports, the mean over so many samples; the last counts."""
+        self._metrics[name] = Metric(name, float(value), int(samples))
 
     def checkpoint(self, path: str | os.PathLike) -> None:
         """Note that this rank writes a checkpoint file."""
@@ -280,17 +220,14 @@ class Recorder:
         self._calls.append(call)
         if self._folder is not None:
             with open(self._file(".calls"), "a") as file:
-                file.write(json.dumps(asdict(call)) + "\n")
+                file.write(json.dumps(call) + "\n")
 
     def watch(self, dataset: Any) -> Any:
-        """Note the samples of all batches that are taken from a data set.
+        """Return a data set with the same batches, whose samples are noted when they are taken.
 
         Args:
             dataset: `tf.data.Dataset`, or anything that can be iterated again and again, of
                 batches: images, or a tuple of images and more.
-
-        Returns:
-            object: with the same batches, a `tf.data.Dataset` where one was given.
         """
         batches = _Watched(dataset, self)
         if not hasattr(dataset, "element_spec"):
@@ -301,25 +238,16 @@ class Recorder:
             lambda: iter(batches), output_signature=dataset.element_spec
         )
         count = int(dataset.cardinality())
-        return (
-            watched.apply(tf.data.experimental.assert_cardinality(count)) if count > 0 else watched
-        )
+        known = tf.data.experimental.assert_cardinality(count)
+        return watched.apply(known) if count > 0 else watched
 
     def callback(self) -> keras.callbacks.Callback:
-        """Make the Keras callback; put it last, behind the broadcast and the mean of metrics.
+        """Return the Keras callback of one training; put it last, behind the mean of metrics.
 
         It notes weights, batch normalisation, learning rate, steps, metrics of the last epoch,
         the seeds of random layers and the files that `model.save` and `save_weights` write.
-
-        Returns:
-            keras.callbacks.Callback: for one training.
         """
         return _callback(self)
-
-    @property
-    def seen_in_epoch(self) -> int:
-        """Samples noted in the epoch that runs (count)."""
-        return sum(self._batches[-1]) if self._batches else 0
 
     def begin_epoch(self) -> None:
         """Begin an epoch of `fit`, and forget samples that were taken to build the model."""
@@ -343,22 +271,14 @@ class Recorder:
             metrics=tuple(self._metrics.values()),
             checkpoints=tuple(self._checkpoints),
             calls=tuple(self._calls),
-            step_s=tuple(self._step_s),
             **self._known,
         )
 
     def write(self) -> Path:
-        """Write the evidence into the folder, for `audit.read`.
-
-        Returns:
-            Path: the file.
-
-        Raises:
-            ValueError: if the recorder was made without a folder.
-        """
+        """Write the evidence into the recorder's folder, for `audit.read`."""
         require(self._folder is not None, "folder", "be given where the recorder is made", None)
         path = self._file(".json")
-        path.write_text(self.evidence().to_json())
+        path.write_text(json.dumps(asdict(self.evidence())))
         return path
 
     def _file(self, ending: str) -> Path:
@@ -410,9 +330,10 @@ def _callback(recorder: Recorder) -> keras.callbacks.Callback:
             self._rate()
 
         def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+            samples = sum(recorder._batches[-1]) if recorder._batches else 0
             for name, value in (logs or {}).items():
                 if name != "learning_rate":
-                    recorder.metric(name, float(value), recorder.seen_in_epoch)
+                    recorder.metric(name, float(value), samples)
 
         def on_train_end(self, logs: dict | None = None) -> None:
             model = self.model
@@ -465,32 +386,20 @@ def _listen(model: keras.Model, name: str, recorder: Recorder) -> None:
 
 
 def gather(recorder: Recorder, comm: Comm) -> tuple[Evidence, ...]:
-    """Collect the evidence of all ranks on all ranks; collective.
+    """Return the evidence of all ranks, in rank order, on all ranks; collective.
 
-    Moves the ids of the samples seen, about 11 bytes each, from every rank to every other.
-
-    Args:
-        recorder: of this rank.
-        comm: the ranks; all must call.
-
-    Returns:
-        tuple: one Evidence for each rank, in rank order, the same on all ranks.
+    Moves the ids of the samples seen from every rank to every other.
 
     Raises:
         ValueError: on all ranks alike, if a recorder was made for another rank.
     """
-    texts = comm.allgather(recorder.evidence().to_json())
-    everyone = [Evidence.from_json(text) for text in texts]
-    return tuple(require_whole(everyone))
+    return tuple(require_whole(comm.allgather(recorder.evidence())))
 
 
 def read(folder: str | os.PathLike) -> tuple[Evidence, ...]:
-    """Read what recorders with a `folder` wrote there, also on ranks that were killed.
+    """Return what recorders with a `folder` wrote there, also on ranks that were killed.
 
     A rank that did not reach `Recorder.write` gives its collectives only.
-
-    Args:
-        folder: as given to the recorders, seen by all of them.
 
     Returns:
         tuple: one Evidence for each rank, in rank order.
@@ -502,18 +411,13 @@ def read(folder: str | os.PathLike) -> tuple[Evidence, ...]:
     for path in Path(folder).glob("rank*.calls"):
         whole = path.with_suffix(".json")
         if whole.exists():
-            everyone.append(Evidence.from_json(whole.read_text()))
+            everyone.append(_from_json(whole.read_text()))
             continue
         # A rank that was killed while it wrote leaves half a line.
         lines = path.read_text().rpartition("\n")[0].split("\n")
-        calls = [json.loads(line) for line in lines[1:]]
-        everyone.append(
-            Evidence(
-                rank=int(path.stem.removeprefix("rank")),
-                ranks=int(lines[0]),
-                calls=tuple(Call(c["name"], tuple(c["shape"]), c["dtype"]) for c in calls),
-            )
-        )
+        calls = tuple(Call(*_tuples(json.loads(line))) for line in lines[1:])
+        rank = int(path.stem.removeprefix("rank"))
+        everyone.append(Evidence(rank, int(lines[0]), calls=calls))
     return tuple(require_whole(everyone))
 
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import os
 import random
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide.data.datasets import Dataset
-from dlguide.errors import require, require_count
+from dlguide.errors import require
 from dlguide.training import audit
 from dlguide.training.audit.record import Evidence, ids_of
 
@@ -28,62 +27,42 @@ if TYPE_CHECKING:
     import keras
 
 _GUARD = "DLGUIDE_HVD_CHECK_EVERY"
+IMAGES = 500  # test images for loss and accuracy, at most
 
 
 @dataclass(frozen=True)
 class AuditedProgram:
     """What was recorded of a program on one rank.
 
-    Args:
-        rank: index.
-        ranks: count.
-        loss: after each step, on test images that are the same on all ranks.
-        distance: after each step, the largest difference of any weight between any two ranks.
-        taken: samples of the first epoch in their order (indices of the data set).
-        samples: of the data set (count).
-        accuracy: at the end, on the same test images (fraction).
-        seconds: of the whole program (s).
-        result: what the program returned.
-        evidence: for `audit.report`.
+    loss (after each step, on test images that are the same on all ranks), distance (after each
+    step, the largest difference of any weight between any two ranks), taken (samples of the first
+    epoch in their order, indices of the data set), samples (of the data set, count), accuracy (at
+    the end, on the same test images, fraction), evidence (for `audit.report`).
     """
 
     rank: int
-    ranks: int
     loss: tuple[float, ...]
     distance: tuple[float, ...]
     taken: tuple[int, ...]
     samples: int
     accuracy: float
-    seconds: float
-    result: Any
     evidence: Evidence
 
 
 def run(
-    program: Callable[..., Any],
-    data: Dataset,
-    rate_of_one_rank: float | None = None,
-    rate_rule: str = "",
-    images: int = 500,
-    guard: bool = False,
+    program: Callable[..., Any], data: Dataset, rate_of_one_rank: float | None = None
 ) -> AuditedProgram:
     """Run a program on this rank and record its symptoms; collective.
 
     Each program begins as in a new process, without a seed. While it runs, only its own messages
-    are sent. Afterwards the weights of every step are compared by two allreduces of their size
-    per step; until then they are kept, weights x steps x 4 bytes.
+    are sent, and the guard of `dlguide.horovod` does not stop it. Afterwards the weights of every
+    step are compared by two allreduces of their size per step; until then they are kept, weights x
+    steps x 4 bytes.
 
     Args:
         program: called as `program(data, watch, callbacks)`, see above; its model gives logits.
         data: what it trains on, and test images.
         rate_of_one_rank: the learning rate that one rank would use; None if unknown.
-        rate_rule: how the rate should follow the ranks, as in `audit.Recorder`.
-        images: test images for loss and accuracy (count), at most those there are.
-        guard: whether the guard of `dlguide.horovod` stops a program whose ranks differ, before
-            its symptoms show.
-
-    Returns:
-        AuditedProgram: of this rank.
 
     Raises:
         ValueError: if the program took no step with these callbacks.
@@ -92,16 +71,13 @@ def run(
 
     import dlguide.horovod as hvd
 
-    images = min(require_count(images, "images"), len(data.test_labels))
     hvd.init()
     comm = MPI.COMM_WORLD
-    recorder = audit.Recorder(comm.rank, comm.size, data.train_images, rate_of_one_rank, rate_rule)
+    recorder = audit.Recorder(comm.rank, comm.size, data.train_images, rate_of_one_rank)
     _forget_seeds()
-    symptoms = _symptoms(data.test_images[:images], data.test_labels[:images])
-    start_s = time.perf_counter()
-    with _guarded(guard):
-        result = program(data, recorder.watch, [symptoms, recorder.callback()])
-    seconds = time.perf_counter() - start_s
+    symptoms = _symptoms(data.test_images[:IMAGES], data.test_labels[:IMAGES])
+    with _unguarded():
+        program(data, recorder.watch, [symptoms, recorder.callback()])
     least = comm.allreduce(len(symptoms.loss), op=MPI.MIN)
     require(
         least > 0,
@@ -114,14 +90,11 @@ def run(
     first = evidence.seen[0] if evidence.seen else ()
     return AuditedProgram(
         rank=comm.rank,
-        ranks=comm.size,
         loss=tuple(symptoms.loss),
         distance=tuple(_distance(weights, comm) for weights in symptoms.weights[:least]),
         taken=tuple(place[name] for name in first if name in place),
         samples=len(data.train_labels),
         accuracy=symptoms.accuracy,
-        seconds=seconds,
-        result=result,
         evidence=evidence,
     )
 
@@ -138,14 +111,13 @@ def _forget_seeds() -> None:
 
 
 @contextmanager
-def _guarded(guard: bool) -> Any:
+def _unguarded() -> Iterator[None]:
     before = os.environ.get(_GUARD)
-    if not guard:
-        os.environ[_GUARD] = "0"
+    os.environ[_GUARD] = "0"
     try:
         yield
     finally:
-        os.environ.pop(_GUARD, None)
+        os.environ.pop(_GUARD)
         if before is not None:
             os.environ[_GUARD] = before
 
@@ -162,6 +134,7 @@ def _distance(weights: np.ndarray, comm: Any) -> float:
 
 def _symptoms(images: np.ndarray, labels: Sequence[int]) -> keras.callbacks.Callback:
     import keras
+    from scipy.special import log_softmax
 
     class Symptoms(keras.callbacks.Callback):
         """Evaluates the model after each step; sends nothing."""
@@ -174,10 +147,8 @@ def _symptoms(images: np.ndarray, labels: Sequence[int]) -> keras.callbacks.Call
 
         def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
             logits = np.asarray(self.model(images, training=False), float)
-            highest = logits.max(axis=1, keepdims=True)
-            shares = logits - highest
-            shares -= np.log(np.exp(shares).sum(axis=1, keepdims=True))
-            self.loss.append(float(-shares[np.arange(len(labels)), labels].mean()))
+            chosen = log_softmax(logits, axis=1)[np.arange(len(labels)), labels]
+            self.loss.append(float(-chosen.mean()))
             self.accuracy = float((logits.argmax(axis=1) == labels).mean())
             each = [np.ravel(variable) for variable in self.model.trainable_variables]
             self.weights.append(np.concatenate(each))
