@@ -85,10 +85,8 @@ class AttachedCluster(Cluster):
         if self.folder != own:
             own.rmdir()
             return
-        first = self.engines[0]["pid"]
-        start_watchdog(
-            uuid.uuid4().hex[:12], own, first
-        )  # removes the folder when rank 0 has ended
+        # removes the folder when rank 0 has ended
+        start_watchdog(uuid.uuid4().hex[:12], own, self.engines[0]["pid"])
         if self.plan is None:
             threads = {each["threads"] for each in self.engines}
             print(
