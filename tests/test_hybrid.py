@@ -1,4 +1,7 @@
-"""Grids of data x pipeline and data x tensor equal the whole net with the global batch."""
+"""Grids of data x pipeline and data x tensor equal the whole net with the global batch.
+
+Tests `copies` of dlguide.parallel.pipeline and dlguide.parallel.tensor.
+"""
 
 import pytest
 from lanes import long
@@ -17,7 +20,7 @@ def trained_in_grids(layouts):
     from mpi4py import MPI
 
     from dlguide import models
-    from dlguide.parallel import hybrid
+    from dlguide.parallel import PipelineParallel, TensorParallelModel
 
     comm, batch, found = MPI.COMM_WORLD, 13, {}  # 13: no number of copies divides it
     random = np.random.default_rng(8)
@@ -36,20 +39,20 @@ def trained_in_grids(layouts):
             sgd.apply(slopes, whole.trainable_variables)
         right = {"/".join(w.path.split("/")[-2:]): w.numpy() for w in whole.weights}
         for kind, model in layouts:
+            copies = comm.size // model
             if kind == "pipeline":
-                net = hybrid.pipeline(make(), comm, model, momentum, 2, uneven=True)
+                net = PipelineParallel(make(), comm, momentum, 2, uneven=True, copies=copies)
             else:
-                net = hybrid.tensor(make(), comm, model, 0.125, 0.875)
+                net = TensorParallelModel(make(), comm, 0.125, 0.875, copies)
             for _ in range(3):
                 step = net.step(images, labels)
             last = step.loss if kind == "pipeline" else step
             came = {"/".join(p.split("/")[-2:]): w for p, w in net.weights().items()}
             scale = max(np.abs(value).max() for value in right.values())
             apart = max(np.abs(came[path] - right[path]).max() for path in right) / scale
-            grid = net.grid
-            place = [*grid.mesh.values(), *grid.coordinates.values()]
-            sizes = [grid.along("data").size, grid.along("model").size]
-            grid.free()
+            place = [*net.mesh.mesh.values(), *net.mesh.coordinates.values()]
+            sizes = [net.mesh.along("data").size, net.mesh.along("model").size]
+            net.mesh.free()
             found[f"{kind} {model} {dtype}"] = [
                 *(float(apart), abs(last - float(loss)), place, sizes)
             ]
@@ -82,22 +85,34 @@ def test_grids_equal_the_whole_net_with_the_global_batch(tmp_path, ranks, layout
 def what_grids_refuse():
     from mpi4py import MPI
 
-    from dlguide.parallel import hybrid
+    from dlcourse.parallel_nets import deep_mlp
+    from dlguide.parallel import PipelineParallel
+    from dlguide.parallel.mesh import copies_mesh
 
     comm, told = MPI.COMM_WORLD, []
-    for model in (2, 0, 1 + comm.rank):
+    for copies in (2, 0, 1 + comm.rank):
         try:
-            hybrid.grid(comm, model)
+            copies_mesh(comm, copies)
             told.append("nothing")
         except ValueError as error:
             told.append(str(error))
+    import keras
+    import numpy as np
+
+    # the first copy gets one image for its two microbatches, the others have enough
+    net = PipelineParallel(deep_mlp(width=8), comm, keras.optimizers.SGD, 2, copies=3, uneven=True)
+    try:
+        net.step(np.zeros((5, 28, 28, 1), "f4"), np.zeros(5, int))
+    except ValueError as error:
+        told.append(str(error))
     return told
 
 
 def test_a_grid_that_does_not_fit_is_told_to_all_ranks_alike(tmp_path):
     everyone = on_ranks(3, what_grids_refuse, tmp_path)
     assert all(one == everyone[0] for one in everyone)
-    assert everyone[0][0] == "`model` must divide the 3 ranks, got 2."
-    assert "`model` must be a whole number of at least 1, got 0" in everyone[0][1]
-    text = "`model` must be equal on all ranks, got 1 on rank 0 and 2 on rank 1 and 3 on rank 2."
+    assert everyone[0][0] == "`copies` must divide the 3 ranks, got 2."
+    assert "`copies` must be a whole number of at least 1, got 0" in everyone[0][1]
+    text = "`copies` must be equal on all ranks, got 1 on rank 0 and 2 on rank 1 and 3 on rank 2."
     assert everyone[0][2] == text
+    assert everyone[0][3] == "rank 0: `images` must be at least the 2 microbatches, got 1."

@@ -14,7 +14,7 @@ from dlcourse.overlap_benchmark import OverlapTiming
 from dlguide.measure import Timing
 from dlguide.models import Cost, LayerCost
 from dlguide.parallel import overlap
-from dlguide.parallel.overlap import OverlapStep, TraceEvent, predict
+from dlguide.parallel.overlap import predict
 
 # two ranks, no latency, 1000 bytes/s: a message takes a second for 1000 bytes
 WIRE = {"ranks": 2, "latency_s": 0.0, "bytes_per_s": 1000.0}
@@ -132,13 +132,6 @@ def test_time_is_shared_by_flops_and_layers_without_weights_join_the_one_before(
     assert nbytes == [40, 120]
     with pytest.raises(ValueError, match="`cost` must have a layer that is trained, got 'net'"):
         overlap.split_by_layer(Cost("net", 1, (layer("in", 0, 5),)), 3.0)
-
-
-def test_the_typical_step_is_the_median_one():
-    steps = [OverlapStep("end", (TraceEvent("forward", 0, 5.0, 5.0 + s),)) for s in (3.0, 1.0, 2.0)]
-    assert overlap.median_step(steps).step_s == 2.0
-    with pytest.raises(ValueError, match="`steps` must hold at least one step"):
-        overlap.median_step([])
 
 
 def test_overlap_is_what_computing_hides():

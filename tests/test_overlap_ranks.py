@@ -83,42 +83,46 @@ def test_every_schedule_is_the_serial_run(tmp_path, ranks):
                 assert sorted(set(order)) == [0, 1, 2, 3]
 
 
-def urgent_pieces():
-    """Rank 0 has all pieces ready while the first is on its way; others have them later."""
-    import time
+def urgent_layers():
+    """Rank 0 has all layers ready while the first is on its way; others have them later."""
+    import threading
+    from time import perf_counter
 
     import numpy as np
     from mpi4py import MPI
 
     from dlguide.parallel.overlap import BackgroundAllreduce
 
-    comm = MPI.COMM_WORLD
-    pieces = [np.full(5, 10.0 * piece + comm.rank) for piece in range(4)]
-    layers = [5, 4, 3, 0]
-    thread = BackgroundAllreduce(comm, pieces, layers, priority=True)
+    comm, layers, chosen = MPI.COMM_WORLD, [5, 4, 3, 0], threading.Event()
+
+    def now():
+        chosen.set()
+        return perf_counter()
+
+    pieces = {layer: [np.full(5, 10.0 * layer + comm.rank)] for layer in layers}
+    thread = BackgroundAllreduce(comm, pieces, priority=True, now=now)
     if comm.rank == 0:
-        thread.submit(0)
-        while thread._waiting:  # until the thread has chosen it
-            time.sleep(0.001)
-        for piece in (1, 2, 3):
-            thread.submit(piece)
+        thread.submit(5)
+        chosen.wait()
+        for layer in (4, 3, 0):
+            thread.submit(layer)
     comm.Barrier()
     if comm.rank:
-        for piece in np.random.default_rng(comm.rank).permutation(4):
-            thread.submit(int(piece))
+        for place in np.random.default_rng(comm.rank).permutation(4):
+            thread.submit(layers[place])
     for layer in layers:
         thread.wait_for(layer)
     thread.close()
-    sums = [[float(v) for v in set(piece)] for piece in pieces]
+    sums = [[float(v) for v in set(pieces[layer][0])] for layer in layers]
     return {"order": [each.layer for each in thread.intervals], "sums": sums}
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_the_most_urgent_piece_goes_first_on_all_ranks(tmp_path, ranks):
-    for one in on_ranks(ranks, urgent_pieces, tmp_path, timeout_s=60):
+def test_the_most_urgent_layer_goes_first_on_all_ranks(tmp_path, ranks):
+    for one in on_ranks(ranks, urgent_layers, tmp_path, timeout_s=60):
         assert one["order"] == [5, 0, 3, 4]
         rest = sum(range(ranks))
-        assert one["sums"] == [[10.0 * piece * ranks + rest] for piece in range(4)]
+        assert one["sums"] == [[10.0 * layer * ranks + rest] for layer in (5, 4, 3, 0)]
 
 
 def refused():
@@ -300,7 +304,7 @@ def failing_thread():
 
     from dlguide.parallel.overlap import BackgroundAllreduce
 
-    thread = BackgroundAllreduce(MPI.COMM_WORLD, [np.zeros(2), None], [0, 1], priority=False)
+    thread = BackgroundAllreduce(MPI.COMM_WORLD, [[np.zeros(2)], [None]], priority=False)
     thread.submit(0)
     thread.wait_for(0)
     thread.submit(1)

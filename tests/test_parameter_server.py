@@ -76,6 +76,8 @@ def test_synchronous_server_equals_serial_descent_on_the_weighted_mean(tmp_path,
 
 
 def asynchronous_training(mode, bound, slow):
+    import time
+
     import numpy as np
     from mpi4py import MPI
 
@@ -84,6 +86,7 @@ def asynchronous_training(mode, bound, slow):
     comm, steps, rate = MPI.COMM_WORLD, 8, 0.5
 
     def gradient(weights, worker, step):
+        time.sleep(0.1 if slow and worker == 0 else 0)
         # whole numbers that do not depend on the weights: any order gives the same sum
         return np.arange(7.0) * (worker + 1) + step, 1
 
@@ -92,9 +95,8 @@ def asynchronous_training(mode, bound, slow):
 
     servers = 2 if comm.size > 3 else 1
     weights, record = parameter_server.train(
-        comm, np.ones(7), gradient, steps, update, mode, servers, bound,
-        slow_s={0: 0.1} if slow else None,
-    )  # fmt: skip
+        comm, np.ones(7), gradient, steps, update, mode, servers, bound
+    )
     workers = comm.size - servers
     total = sum(np.arange(7.0) * (w + 1) + s for w in range(workers) for s in range(steps))
     return {
@@ -197,6 +199,8 @@ def test_a_setting_that_does_not_fit_is_refused(fields, words):
 
 
 def workers_that_come_and_go():
+    import time
+
     import numpy as np
     from mpi4py import MPI
 
@@ -210,6 +214,7 @@ def workers_that_come_and_go():
     def gradient(weights, worker, step):
         if step == 0:
             first.append(float(weights[0]))
+        time.sleep(0.01 if worker == 0 else 0)
         return np.ones(3), 1
 
     def update(part, mean):
@@ -222,7 +227,6 @@ def workers_that_come_and_go():
         steps,
         update,
         mode="asynchronous",
-        slow_s={0: 0.01},
         join_s={2: 0.5} if workers == 3 else None,
     )
     return {

@@ -10,21 +10,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_MODULES = (
-    "codecs",
-    "compression",
-    "hybrid",
-    "layout_planner",
-    "local_sgd",
-    "mesh",
-    "overlap",
-    "parameter_server",
-    "pipeline",
-    "pipeline_schedule",
-    "tensor",
-    "zero",
-)
-_NAMES = {
+# Where each name is; modules stand for themselves.
+_PLACES = {
+    **dict.fromkeys(("compression", "layout_planner", "local_sgd", "mesh", "overlap")),
+    **dict.fromkeys(("parameter_server", "pipeline", "pipeline_schedule", "tensor", "zero")),
     "LocalSGD": "local_sgd",
     "MeshLayout": "mesh",
     "PipelineParallel": "pipeline",
@@ -32,16 +21,15 @@ _NAMES = {
     "ZeroOptimizer": "zero",
     "plan_layout": "layout_planner",
 }
-__all__ = [*_MODULES, *_NAMES]
+__all__ = [*_PLACES]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{name}")
-    if name in _NAMES:
-        return getattr(importlib.import_module(f"{__name__}.{_NAMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_PLACES[name] or name}")
+    return getattr(module, name) if _PLACES[name] else module
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

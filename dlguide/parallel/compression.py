@@ -10,20 +10,26 @@ With e the error that a rank remembers, what it sends of its gradient g and the 
 
 so that nothing is lost, only delayed: everything sent plus the last error is the sum of all
 gradients. `sent` counts the bytes that this rank has passed to collectives, `nbytes` predicts them.
+
+A codec encodes an array as a message of few bytes, `payload` of them, and decodes it, with losses.
+Values that are not finite come out of every codec as not finite. Messages are made and read by
+NumPy on the host, in the graphs of TensorFlow too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dlguide import collectives
 from dlguide.collectives.agreement import require_equal_buffers
-from dlguide.errors import require, require_count, require_known
-from dlguide.parallel.codecs import BFloat16, Codec, OneBit, Threshold, TopK
+from dlguide.errors import require, require_count, require_known, require_positive
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -31,6 +37,8 @@ if TYPE_CHECKING:
 # Biases: compressing them saves nothing that could be measured, and costs accuracy.
 SMALL = 256
 DTYPES = ("float32", "float64")
+# Yields what is sent, is sent what came from all ranks, returns the sum and this rank's own array.
+_Exchange = Generator[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]
 
 
 class Compressor:
@@ -40,15 +48,16 @@ class Compressor:
     they are. Make one for each training on each rank: it remembers that training's errors.
     """
 
-    # Whether each rank receives the messages of all others, instead of their sum.
-    gathers, keeps_errors = False, False
+    keeps_errors = False
+    gathers = False  # each rank receives the messages of all others, instead of their sum
+    sends: tuple[str, ...] = ()  # the dtype of each exchange; "" is that of the array
 
     def __init__(self, name: str, small: int = SMALL) -> None:
         self.name = name
         self.small = require_count(small, "small", least=0)
         self.errors: dict[Hashable, np.ndarray] = {}
-        self._sent = 0
-        self._state = _TensorState()
+        self._sent: Counter[Hashable] = Counter()
+        self._running: dict[Hashable, Generator] = {}
 
     def __repr__(self) -> str:
         return self.name
@@ -56,20 +65,14 @@ class Compressor:
     @property
     def sent(self) -> int:
         """Bytes that this rank has passed to collectives so far."""
-        return self._sent + self._state.sent
-
-    @property
-    def variables(self) -> list[Any]:
-        """The state under Horovod, as TensorFlow variables, for a checkpoint."""
-        return self._state.variables
+        return self._sent.total()
 
     def compresses(self, shape: Sequence[int], dtype: Any = "float32") -> bool:
         """Return whether an array is sent compressed."""
-        size, name = math.prod(shape), np.dtype(dtype).name
-        if name not in DTYPES or size < max(1, self.small):
+        size, dtype = math.prod(shape), np.dtype(dtype)
+        if dtype.name not in DTYPES or size < max(1, self.small):
             return False
-        itemsize = np.dtype(dtype).itemsize
-        return self.payload(tuple(shape), itemsize) < size * itemsize
+        return self.payload(tuple(shape), dtype.itemsize) < size * dtype.itemsize
 
     def payload(self, shape: tuple[int, ...], itemsize: int) -> int:
         """Return the bytes of an array that is sent compressed."""
@@ -88,18 +91,6 @@ class Compressor:
         """Predict the bytes that one rank passes to collectives in one step."""
         return sum(self.nbytes(a.shape, ranks, np.dtype(str(a.dtype))) for a in arrays)
 
-    def traffic(self, shape: Sequence[int], ranks: int, dtype: Any = "float32") -> float:
-        """Predict the bytes that leave one rank on its link when the collectives are rings.
-
-            summed on the way: 2 (p - 1)/p n,    gathered: (p - 1) n,    n from `nbytes`
-
-        Gathered messages grow with the ranks: a message must be more than p / 2 times smaller
-        than the array to pay.
-        """
-        n = self.nbytes(shape, ranks, dtype)
-        gathered = self.gathers and self.compresses(shape, dtype)
-        return float((ranks - 1) * n) if gathered else collectives.ring_share(ranks) * n
-
     def allreduce(
         self, array: np.ndarray, comm: Comm, key: Hashable = "gradient", check: bool = True
     ) -> np.ndarray:
@@ -110,7 +101,6 @@ class Compressor:
 
         Args:
             array: float32 or float64.
-            comm: an mpi4py communicator.
             key: the array's name, under which its error is remembered.
             check: compare the arguments of all ranks first, for 16 bytes.
 
@@ -121,20 +111,14 @@ class Compressor:
             mine = {"compression": self.name, "small": self.small, "key": str(key)}
             require_equal_buffers(comm, array, **mine)
         require_known(array.dtype.name, DTYPES, "array.dtype")
-        if not self.compresses(array.shape, array.dtype):
-            return np.asarray(self._sum(array.copy(), comm) / array.dtype.type(comm.size))
-        error = self.errors.get(key)
-        if error is not None:
-            same = error.shape == array.shape and error.dtype == array.dtype
-            then = "Use another `key` for another array."
-            got = f"{array.shape} of {array.dtype}"
-            require(same, "array", f"stay {error.shape} of {error.dtype}", got, then)
-            array = np.asarray(array + error)
-        total, own = self._exchange(array, comm, key)
-        if self.keeps_errors:
-            # values that are not finite are sent, and must not stay in the error
-            left = np.asarray(array - own)
-            self.errors[key] = np.where(np.isfinite(left), left, 0)
+        if self.compresses(array.shape, array.dtype):
+            total = self._start(key, array, comm.size)
+            for _ in self.sends:
+                received = _gathered(total, comm) if self.gathers else _summed(total, comm)
+                total = self._resume(key, received, comm.size)
+        else:
+            total = _summed(array.copy(), comm)
+            self._sent[key] += array.nbytes * (comm.size > 1)
         return np.asarray(total / total.dtype.type(comm.size))
 
     def reduce_gradients(
@@ -149,10 +133,10 @@ class Compressor:
 
         import dlguide.horovod as hvd
         from dlguide.horovod.native import NAMES, members
+        from dlguide.horovod.reduction import variable_key
 
         require(op in (hvd.Average, hvd.Sum), "op", "be Average or Sum", NAMES.get(op, op))
-        exchange = _TensorExchange(self._state, name, process_set, len(members(process_set)))
-        results = list(grads)
+        ranks, results = len(members(process_set)), list(grads)
         small = [
             i
             for i, (grad, variable) in enumerate(zip(grads, variables, strict=True))
@@ -161,44 +145,81 @@ class Compressor:
         ]
         whole = [i for i in range(len(grads)) if i not in small]
         if whole:
-            for i, total in zip(whole, exchange.whole([grads[i] for i in whole], op), strict=True):
+            own = [grads[i] for i in whole]
+            sizes = [tf.size(part, tf.int64) * part.dtype.size for g in own for part in _parts(g)]
+            tf.numpy_function(partial(self._count, name), [tf.add_n(sizes)], tf.int64)
+            totals = hvd.grouped_allreduce(
+                own, op=op, process_set=process_set, name=f"{name}.whole"
+            )
+            for i, total in zip(whole, totals, strict=True):
                 results[i] = total
         if not small:
             return results
-        own_variables = [variables[i] for i in small]
-        tensors = [tf.ensure_shape(grads[i], variables[i].shape) for i in small]
-        errors: list[Any] = []
-        if self.keeps_errors:
-            errors = [
-                self._state.of("error", variable, lambda t=tensor: tf.zeros(t.shape, t.dtype))
-                for variable, tensor in zip(own_variables, tensors, strict=True)
-            ]
-            tensors = [tensor + error for tensor, error in zip(tensors, errors, strict=True)]
-        totals, own = self._exchange_tensors(tensors, own_variables, exchange)
-        for error, tensor, came in zip(errors, tensors, own, strict=bool(errors)):
-            left = tensor - came
-            error.assign(tf.where(tf.math.is_finite(left), left, tf.zeros_like(left)))
-        for i, total in zip(small, totals, strict=True):
-            count = tf.constant(exchange.ranks, total.dtype)
-            results[i] = total / count if op == hvd.Average else total
+        sent = [tf.ensure_shape(grads[i], variables[i].shape) for i in small]
+        dtypes = [tensor.dtype for tensor in sent]
+        keys = [variable_key(variables[i]) for i in small]
+
+        def on_host(work: Callable[..., np.ndarray], tensors: list[Any], dtype: str) -> list[Any]:
+            def work_on_all(*arrays: np.ndarray) -> list[np.ndarray]:
+                return [work(*each, ranks) for each in zip(keys, arrays, strict=True)]
+
+            return tf.numpy_function(
+                work_on_all, tensors, [tf.as_dtype(dtype or own) for own in dtypes]
+            )
+
+        sent = on_host(self._start, sent, self.sends[0])
+        for number, dtype in enumerate((*self.sends[1:], "")):
+            group = f"{name}.{number}"
+            if self.gathers:
+                received = hvd.grouped_allgather(sent, group, process_set=process_set)
+            else:
+                received = hvd.grouped_allreduce(
+                    sent, op=hvd.Sum, process_set=process_set, name=group
+                )
+            sent = on_host(self._resume, received, dtype)
+        for i, total in zip(small, sent, strict=True):
+            total = tf.ensure_shape(total, variables[i].shape)
+            results[i] = total / tf.cast(ranks, total.dtype) if op == hvd.Average else total
         return results
 
-    def _sum(self, array: np.ndarray, comm: Comm) -> np.ndarray:
-        """Sum over ranks, in place, and count the bytes."""
-        self._sent += array.nbytes if comm.size > 1 else 0
-        return collectives.allreduce(array, comm, check=False)
+    def _start(self, key: Hashable, array: np.ndarray, ranks: int) -> np.ndarray:
+        """Begin the exchange of an array; return what is sent first."""
+        self._running[key] = self._compressed(key, array)
+        return self._resume(key, None, ranks)
 
-    def _exchange(
-        self, array: np.ndarray, comm: Comm, key: Hashable
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the sum over ranks, and this rank's own array after compression."""
-        return self._sum(array.copy(), comm), array
+    def _resume(self, key: Hashable, received: np.ndarray | None, ranks: int) -> np.ndarray:
+        """Go on with what came from all ranks; return what is sent next, or the sum at the end."""
+        try:
+            sent = self._running[key].send(received)
+        except StopIteration as end:
+            del self._running[key]
+            return end.value
+        self._sent[key] += sent.nbytes * (ranks > 1)
+        return sent
 
-    def _exchange_tensors(
-        self, tensors: list[Any], variables: list[Any], exchange: _TensorExchange
-    ) -> tuple[list[Any], list[Any]]:
-        """Do the same for tensors; the second list may be empty where no errors are kept."""
-        return exchange.sum(tensors, "plain"), []
+    def _compressed(self, key: Hashable, array: np.ndarray) -> Generator:
+        """Add the error of the steps before, exchange, and remember the new error."""
+        error = self.errors.get(key)
+        if error is not None:
+            same = error.shape == array.shape and error.dtype == array.dtype
+            then = "Use another `key` for another array."
+            got = f"{array.shape} of {array.dtype}"
+            require(same, "array", f"stay {error.shape} of {error.dtype}", got, then)
+            array = np.asarray(array + error)
+        total, own = yield from self._exchange(key, array)
+        if self.keeps_errors:
+            # values that are not finite are sent, and must not stay in the error
+            left = np.asarray(array - own)
+            self.errors[key] = np.where(np.isfinite(left), left, 0)
+        return total
+
+    def _exchange(self, key: Hashable, array: np.ndarray) -> _Exchange:
+        """Yield what is sent, which may be overwritten; return the sum and this rank's own."""
+        raise NotImplementedError
+
+    def _count(self, name: str, nbytes: np.ndarray) -> np.ndarray:
+        self._sent[name] += int(nbytes)
+        return nbytes
 
 
 class Float16(Compressor):
@@ -207,66 +228,42 @@ class Float16(Compressor):
     Values above 65504 become infinite, values below 6e-8 become 0; nothing is remembered.
     """
 
+    sends = ("float16",)
+
     def payload(self, shape: tuple[int, ...], itemsize: int) -> int:
         return 2 * math.prod(shape)
 
-    def _exchange(
-        self, array: np.ndarray, comm: Comm, key: Hashable
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _exchange(self, key: Hashable, array: np.ndarray) -> _Exchange:
         with np.errstate(over="ignore"):  # infinity is the result, and must be visible
-            return self._sum(array.astype(np.float16), comm).astype(array.dtype), array
-
-    def _exchange_tensors(
-        self, tensors: list[Any], variables: list[Any], exchange: _TensorExchange
-    ) -> tuple[list[Any], list[Any]]:
-        import tensorflow as tf
-
-        halves = exchange.sum([tf.cast(tensor, tf.float16) for tensor in tensors], "fp16")
-        return [tf.cast(h, t.dtype) for h, t in zip(halves, tensors, strict=True)], []
+            half = array.astype(np.float16)
+        return (yield half).astype(array.dtype), array
 
 
 class Gathered(Compressor):
     """Sends each rank's message to all others; every rank decodes all and sums in rank order."""
 
-    gathers = True
+    gathers, sends = True, ("uint8",)
 
-    def __init__(self, name: str, codec: Codec, small: int = SMALL, remember: bool = True) -> None:
+    def __init__(
+        self,
+        name: str,
+        codec: TopK | Threshold | OneBit | BFloat16,
+        small: int = SMALL,
+        remember: bool = True,
+    ) -> None:
         super().__init__(name, small)
         self.codec, self.keeps_errors = codec, remember
 
     def payload(self, shape: tuple[int, ...], itemsize: int) -> int:
         return self.codec.payload(shape, itemsize)
 
-    def _exchange(
-        self, array: np.ndarray, comm: Comm, key: Hashable
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _exchange(self, key: Hashable, array: np.ndarray) -> _Exchange:
         message = self.codec.encode(array)
-        messages = np.empty((comm.size, message.size), np.uint8)
-        comm.Allgather(message, messages)
-        self._sent += message.nbytes if comm.size > 1 else 0
+        messages = (yield message).reshape(-1, message.size)
         total = np.zeros_like(array)
         for other in messages:
             total += self.codec.decode(other, array.shape, array.dtype)
         return total, self.codec.decode(message, array.shape, array.dtype)
-
-    def _exchange_tensors(
-        self, tensors: list[Any], variables: list[Any], exchange: _TensorExchange
-    ) -> tuple[list[Any], list[Any]]:
-        import tensorflow as tf
-
-        messages = [self.codec.encode_tensor(tensor) for tensor in tensors]
-        gathered = exchange.gather([part for message in messages for part in message])
-        split = iter([tf.split(part, exchange.ranks) for part in gathered])
-        totals, own = [], []
-        for tensor, message in zip(tensors, messages, strict=True):
-            total = tf.zeros_like(tensor)
-            # in rank order: all ranks must round alike
-            for other in zip(*(next(split) for _ in message), strict=True):
-                total += self.codec.decode_tensor(other, tensor.shape, tensor.dtype)
-            totals.append(total)
-            if self.keeps_errors:
-                own.append(self.codec.decode_tensor(message, tensor.shape, tensor.dtype))
-        return totals, own
 
 
 class PowerSGD(Compressor):
@@ -282,13 +279,11 @@ class PowerSGD(Compressor):
         Vogels, Karimireddy and Jaggi, PowerSGD, NeurIPS (2019), algorithms 1 and 2.
     """
 
-    def __init__(
-        self, name: str, rank: int, seed: int = 0, small: int = SMALL, remember: bool = True
-    ) -> None:
+    sends = ("", "")
+
+    def __init__(self, name: str, rank: int, small: int = SMALL, remember: bool = True) -> None:
         super().__init__(name, small)
-        self.keeps_errors = remember
-        self.rank = require_count(rank, "rank")
-        self.seed = require_count(seed, "seed", least=0)
+        self.rank, self.keeps_errors = require_count(rank, "rank"), remember
         self.starts: dict[Hashable, np.ndarray] = {}
 
     def compresses(self, shape: Sequence[int], dtype: Any = "float32") -> bool:
@@ -297,128 +292,190 @@ class PowerSGD(Compressor):
     def payload(self, shape: tuple[int, ...], itemsize: int) -> int:
         return (math.prod(shape[:-1]) + shape[-1]) * self.rank * itemsize
 
-    def start(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Draw the first Q for an array, the same on all ranks."""
-        random = np.random.default_rng([self.seed, *shape])
-        return random.normal(size=(shape[-1], self.rank)).astype(dtype)
-
-    def _exchange(
-        self, array: np.ndarray, comm: Comm, key: Hashable
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _exchange(self, key: Hashable, array: np.ndarray) -> _Exchange:
         matrix = array.reshape(-1, array.shape[-1])
         q = self.starts.get(key)
         if q is None:
-            q = self.start(array.shape, array.dtype)
-        p, _ = np.linalg.qr(self._sum(matrix @ q, comm))
+            q = self._first(array)
+        p, _ = np.linalg.qr((yield matrix @ q))
         q = matrix.T @ p
-        own, total = p @ q.T, self._sum(q.copy(), comm)
+        own = p @ q.T
+        q = (yield q).copy()
         # power iteration would not recover from zeros or from values that are not finite
-        usable = np.isfinite(total).all() and total.any()
-        self.starts[key] = total if usable else self.start(array.shape, array.dtype)
-        return (p @ total.T).reshape(array.shape), own.reshape(array.shape)
+        self.starts[key] = q if np.isfinite(q).all() and q.any() else self._first(array)
+        return (p @ q.T).reshape(array.shape), own.reshape(array.shape)
 
-    def _exchange_tensors(
-        self, tensors: list[Any], variables: list[Any], exchange: _TensorExchange
-    ) -> tuple[list[Any], list[Any]]:
-        import tensorflow as tf
+    def _first(self, array: np.ndarray) -> np.ndarray:
+        """Draw the first Q for an array, the same on all ranks."""
+        random = np.random.default_rng([0, *array.shape])
+        return random.normal(size=(array.shape[-1], self.rank)).astype(array.dtype)
 
-        firsts = [self.start(tuple(t.shape), t.dtype.as_numpy_dtype) for t in tensors]
-        starts = [
-            self._state.of("start", variable, lambda f=first: f)
-            for variable, first in zip(variables, firsts, strict=True)
+
+@dataclass(frozen=True)
+class TopK:
+    """Send the largest values and their indices, and no others.
+
+    k = fraction of the size, at least 1; a message has k (4 + itemsize) bytes. Of equal
+    magnitudes the one with the lower index goes first, so that every run chooses alike.
+
+    Source:
+        Aji and Heafield, EMNLP (2017); Lin et al., Deep Gradient Compression, ICLR (2018).
+
+    >>> TopK(0.5).decode(TopK(0.5).encode(np.array([1.0, -3.0, 2.0, -2.0])), (4,), np.float64)
+    array([ 0., -3.,  2.,  0.])
+    """
+
+    fraction: float = 0.01
+
+    def __post_init__(self) -> None:
+        right = require_positive(self.fraction, "fraction") <= 1
+        require(right, "fraction", "be above 0 and at most 1", self.fraction)
+
+    def count(self, size: int) -> int:
+        """Return k for an array of `size` values."""
+        return min(size, max(1, round(self.fraction * size)))
+
+    def payload(self, shape: tuple[int, ...], itemsize: int) -> int:
+        return self.count(math.prod(shape)) * (4 + itemsize)
+
+    def encode(self, array: np.ndarray) -> np.ndarray:
+        """Write the k largest values, then their indices, as bytes."""
+        flat = array.reshape(-1)
+        places = _largest(flat, self.count(flat.size))
+        return _joined(flat[places], places.astype(np.int32))
+
+    def decode(self, message: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Put the values back at their indices, 0 elsewhere."""
+        array = np.zeros(math.prod(shape), dtype)
+        at = self.count(array.size) * array.itemsize
+        array[message[at:].view(np.int32)] = message[:at].view(dtype)
+        return array.reshape(shape)
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Send +threshold, 0 or -threshold for each value, in 2 bits: n / 4 bytes.
+
+    A value of at least the threshold becomes the threshold, however large it is; the remainder
+    stays in the error. Strom's original sent 4 bytes for each value beyond the threshold and none
+    for the others: fewer bytes than this while less than 1 in 16 is beyond it. The fourth code
+    marks values that are not finite.
+
+    Source:
+        Strom, Interspeech (2015); the 2-bit compression of MXNet's kvstore.
+
+    >>> Threshold(0.5).encode(np.array([0.7, -0.2, -9.0, 0.5, 0.1]))
+    array([73,  0], dtype=uint8)
+    """
+
+    threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_positive(self.threshold, "threshold")
+
+    def payload(self, shape: tuple[int, ...], itemsize: int) -> int:
+        return -(-math.prod(shape) // 4)
+
+    def encode(self, array: np.ndarray) -> np.ndarray:
+        """Write the codes, four in a byte, the first in the highest bits."""
+        flat = array.reshape(-1)
+        codes = np.zeros(4 * self.payload(array.shape, 0), np.uint8)
+        here = codes[: flat.size]
+        here[flat >= self.threshold], here[flat <= -self.threshold] = 1, 2
+        here[~np.isfinite(flat)] = 3
+        return codes.reshape(-1, 4) @ np.array([64, 16, 4, 1], np.uint8)
+
+    def decode(self, message: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Return one of the three values (or NaN) for each code."""
+        codes = (message[:, None] >> np.array([6, 4, 2, 0], np.uint8)) & 3
+        values = np.array([0, self.threshold, -self.threshold, np.nan], dtype)
+        return values[codes.reshape(-1)[: math.prod(shape)]].reshape(shape)
+
+
+@dataclass(frozen=True)
+class OneBit:
+    """Send the sign of each value, and for each column the mean of the values with that sign.
+
+    A column belongs to one output of a layer, an index of the last dimension; an array of one
+    dimension is one column. The means are the two values with the least squared error. n / 8
+    bytes, rounded up, and 2 values per column.
+
+    Source:
+        Seide et al., 1-Bit SGD, Interspeech (2014), section 3; CNTK's `DataParallelSGD`.
+
+    >>> OneBit().decode(OneBit().encode(np.array([1.0, 3.0, -1.0])), (3,), np.float64)
+    array([ 2.,  2., -1.])
+    """
+
+    def payload(self, shape: tuple[int, ...], itemsize: int) -> int:
+        return -(-math.prod(shape) // 8) + 2 * _columns(shape) * itemsize
+
+    def encode(self, array: np.ndarray) -> np.ndarray:
+        """Write the means of the negative and of the other values by column, then the signs."""
+        matrix = array.reshape(-1, _columns(array.shape))
+        positive = matrix >= 0
+        means = [
+            np.where(chosen, matrix, 0).sum(0, dtype=array.dtype)
+            / np.maximum(chosen.sum(0), 1).astype(array.dtype)
+            for chosen in (~positive, positive)
         ]
-        matrices = [tf.reshape(tensor, [-1, tensor.shape[-1]]) for tensor in tensors]
-        p = exchange.sum([m @ q for m, q in zip(matrices, starts, strict=True)], "p")
-        p = [tf.linalg.qr(each)[0] for each in p]
-        own = [tf.matmul(m, each, transpose_a=True) for m, each in zip(matrices, p, strict=True)]
-        total = exchange.sum(own, "q")
-        for start, q, first in zip(starts, total, firsts, strict=True):
-            usable = tf.reduce_all(tf.math.is_finite(q)) & tf.reduce_any(q != 0)
-            start.assign(tf.where(usable, q, first))
+        return _joined(np.stack(means), np.packbits(positive))
 
-        def product(q: list[Any]) -> list[Any]:
-            return [
-                tf.reshape(tf.matmul(left, right, transpose_b=True), tensor.shape)
-                for left, right, tensor in zip(p, q, tensors, strict=True)
-            ]
-
-        return product(total), product(own) if self.keeps_errors else []
+    def decode(self, message: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Return for each sign the mean of its column."""
+        width, size = _columns(shape), math.prod(shape)
+        at = 2 * width * np.dtype(dtype).itemsize
+        low, high = message[:at].view(dtype).reshape(2, width)
+        positive = np.unpackbits(message[at:], count=size).reshape(-1, width)
+        return np.where(positive, high, low).reshape(shape)
 
 
-class _TensorState:
-    """State of one rank from step to step as TensorFlow variables, and the bytes sent."""
+@dataclass(frozen=True)
+class BFloat16:
+    """Send each value in 16 bits with the exponent of float32: 2 n bytes.
 
-    def __init__(self) -> None:
-        self._of: dict[tuple[str, Hashable], tuple[Any, Any]] = {}
-        self._sent: Any = None
+    Neither MPI nor Horovod 0.28 adds bfloat16, so the messages are gathered, and every rank adds
+    them in the array's own precision, which rounds only once.
+    """
 
-    @property
-    def variables(self) -> list[Any]:
-        return [made for _variable, made in self._of.values()]
+    def payload(self, shape: tuple[int, ...], itemsize: int) -> int:
+        return 2 * math.prod(shape)
 
-    @property
-    def sent(self) -> int:
-        return 0 if self._sent is None else int(self._sent.numpy())
+    def encode(self, array: np.ndarray) -> np.ndarray:
+        """Round to the nearest bfloat16."""
+        import ml_dtypes
 
-    def of(self, kind: str, variable: Any, first: Any) -> Any:
-        """Return the state that belongs to a variable of the model; `first()` is its start."""
-        import tensorflow as tf
+        return array.reshape(-1).astype(ml_dtypes.bfloat16).view(np.uint8)
 
-        from dlguide.horovod.reduction import variable_key
+    def decode(self, message: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Widen to the dtype of the array."""
+        import ml_dtypes
 
-        key = kind, variable_key(variable)
-        if key not in self._of:
-            with tf.init_scope():
-                made = tf.Variable(first(), trainable=False, name=f"compression_{kind}")
-            self._of[key] = variable, made
-        return self._of[key][1]
-
-    def count(self, tensors: Sequence[Any]) -> None:
-        """Count tensors that are about to be sent."""
-        import tensorflow as tf
-
-        if self._sent is None:
-            with tf.init_scope():
-                self._sent = tf.Variable(0, dtype=tf.int64, trainable=False)
-        sizes = [tf.size(tensor, tf.int64) * tensor.dtype.size for tensor in tensors]
-        self._sent.assign_add(tf.add_n(sizes))
+        return message.view(ml_dtypes.bfloat16).astype(dtype).reshape(shape)
 
 
-class _TensorExchange:
-    """Horovod's collectives of one step, with names, counted."""
+def _columns(shape: tuple[int, ...]) -> int:
+    """Return the number of columns of an array as a matrix, one for each output of a layer."""
+    return shape[-1] if len(shape) > 1 else 1
 
-    def __init__(self, state: _TensorState, name: str, process_set: Any, ranks: int) -> None:
-        self.state, self.name, self.process_set, self.ranks = state, name, process_set, ranks
 
-    def whole(self, grads: list[Any], op: int) -> list[Any]:
-        """Combine gradients that are not compressed; some may be sparse."""
-        import tensorflow as tf
+def _largest(flat: np.ndarray, count: int) -> np.ndarray:
+    """Return the indices of the largest magnitudes; among equals those with lower indices.
 
-        import dlguide.horovod as hvd
-        from dlguide.horovod.ops import REDUCED, transmitted
+    >>> _largest(np.array([1.0, -2.0, 2.0, 2.0]), 2)
+    array([1, 2])
+    """
+    sizes = np.abs(flat)
+    sizes[np.isnan(sizes)] = np.inf
+    least = np.partition(sizes, flat.size - count)[flat.size - count]
+    above = np.flatnonzero(sizes > least)
+    equal = np.flatnonzero(sizes == least)[: count - above.size]
+    return np.sort(np.concatenate([above, equal]))
 
-        sparse = [g for g in grads if isinstance(g, tf.IndexedSlices)]
-        dense = [g for g in grads if not isinstance(g, tf.IndexedSlices)]
-        parts = [*dense, *(part for g in sparse for part in (g.values, g.indices))]
-        self.state.count([transmitted(part, REDUCED) for part in parts])
-        return hvd.grouped_allreduce(
-            grads, op=op, process_set=self.process_set, name=f"{self.name}.whole"
-        )
 
-    def sum(self, tensors: list[Any], what: str) -> list[Any]:
-        import dlguide.horovod as hvd
-
-        self.state.count(tensors)
-        return hvd.grouped_allreduce(
-            tensors, op=hvd.Sum, process_set=self.process_set, name=f"{self.name}.{what}"
-        )
-
-    def gather(self, tensors: list[Any]) -> list[Any]:
-        import dlguide.horovod as hvd
-
-        self.state.count(tensors)
-        name = f"{self.name}.messages"
-        return hvd.grouped_allgather(tensors, name, process_set=self.process_set)
+def _joined(*arrays: np.ndarray) -> np.ndarray:
+    """Join arrays to one message of bytes."""
+    return np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays])
 
 
 def none() -> Compressor:
@@ -465,26 +522,17 @@ def one_bit(error_feedback: bool = True, small: int = SMALL) -> Compressor:
     return Gathered("one_bit", OneBit(), small, error_feedback)
 
 
-def power_sgd(
-    rank: int = 4, error_feedback: bool = True, seed: int = 0, small: int = SMALL
-) -> Compressor:
+def power_sgd(rank: int = 4, error_feedback: bool = True, small: int = SMALL) -> Compressor:
     """Send matrices as the product of two thin ones: r (rows + columns) values.
 
     >>> power_sgd(4).nbytes((1024, 128), ranks=2)
     18432
     """
-    return PowerSGD(f"power_sgd({rank})", rank, seed, small, error_feedback)
+    return PowerSGD(f"power_sgd({rank})", rank, small, error_feedback)
 
 
-NAMED = {
-    "none": none,
-    "fp16": fp16,
-    "bf16": bf16,
-    "top_k": top_k,
-    "threshold": threshold,
-    "one_bit": one_bit,
-    "power_sgd": power_sgd,
-}
+_MAKERS = (none, fp16, bf16, top_k, threshold, one_bit, power_sgd)
+NAMED = {make.__name__: make for make in _MAKERS}
 
 
 def named(compression: str | Compressor) -> Compressor:
@@ -499,3 +547,22 @@ def named(compression: str | Compressor) -> Compressor:
     must = "be a name or a compressor"
     require(isinstance(compression, str), "compression", must, compression, then)
     return NAMED[require_known(compression, NAMED, "compression")]()
+
+
+def _gathered(message: np.ndarray, comm: Comm) -> np.ndarray:
+    messages = np.empty((comm.size, message.size), np.uint8)
+    comm.Allgather(message, messages)
+    return messages
+
+
+def _summed(array: np.ndarray, comm: Comm) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return collectives.allreduce(array, comm, check=False)
+
+
+def _parts(grad: Any) -> list[Any]:
+    """Return what Horovod transmits of a gradient: the rows and indices of a sparse one."""
+    from dlguide.horovod.ops import REDUCED, transmitted
+
+    parts = [grad.values, grad.indices] if hasattr(grad, "indices") else [grad]
+    return [transmitted(part, REDUCED) for part in parts]

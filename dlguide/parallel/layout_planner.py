@@ -12,30 +12,17 @@ from dlguide.parallel.pipeline import partition
 from dlguide.parallel.pipeline_schedule import bubble
 from dlguide.scaling import costs
 
-FLOAT_BYTES = 4
 _Group = tuple[tuple[LayerCost, ...], int]
 
 
 @dataclass(frozen=True)
 class RankSpeeds:
-    """What one rank of a machine computes, sends and holds.
-
-    Args:
-        flops_per_s: speed of training on one rank (flops/s).
-        latency_s: time of an empty message (s).
-        bytes_per_s: speed of a link in one direction (bytes/s).
-        memory_bytes: memory of one rank (bytes).
-    """
+    """What one rank of a machine computes (in training), sends in one direction, and holds."""
 
     flops_per_s: float
     latency_s: float
     bytes_per_s: float
     memory_bytes: float
-
-    @property
-    def link(self) -> costs.Link:
-        """The links; the time to add what arrives is left out."""
-        return costs.Link(self.latency_s, self.bytes_per_s)
 
 
 @dataclass(frozen=True)
@@ -95,11 +82,8 @@ def plan_layout(
 
     Args:
         net: result of `models.count`, or a Keras model.
-        ranks: number of ranks (count).
-        machine: speeds and memory of a rank and its links.
-        global_batch: samples of a step on all ranks (count).
-        microbatches: parts of a batch in a pipeline (count).
-        bytes_per_weight: memory for each weight with its gradient and optimizer state (bytes).
+        microbatches: parts of a batch in a pipeline.
+        bytes_per_weight: memory for each weight with its gradient and optimizer state.
 
     Returns:
         tuple: every `ParallelLayout`; first those that fit into memory, the fastest first.
@@ -160,7 +144,7 @@ class _Planner:
         microbatches: int,
         bytes_per_weight: int,
     ) -> None:
-        self.net, self.ranks, self.machine, self.batch = net, ranks, machine, global_batch
+        self.ranks, self.machine, self.batch = ranks, machine, global_batch
         self.microbatches, self.bytes_per_weight = microbatches, bytes_per_weight
         self.compute_s = global_batch * net.training_flops / ranks / machine.flops_per_s
         self.groups = _groups_of(net)
@@ -177,10 +161,8 @@ class _Planner:
             sum(self._layer_seconds(*one, data, tensor) for one in stage) for stage in stages
         )
         for place in ends[:-1]:
-            cut_bytes = samples * self.groups[place][1] / tensor
-            exchange_s += 2 * (
-                cut_bytes / machine.bytes_per_s + self.microbatches * machine.latency_s
-            )
+            cut_s = samples * self.groups[place][1] / tensor / machine.bytes_per_s
+            exchange_s += 2 * (cut_s + self.microbatches * machine.latency_s)
         share = bubble(pipeline, self.microbatches)
         bubble_s = compute_s * share / (1 - share)
         # stage s of a 1F1B schedule holds p - s of m microbatches
@@ -233,9 +215,10 @@ class _Planner:
     def _layer_seconds(
         self, group: tuple[LayerCost, ...], input_bytes: int, data: int, tensor: int
     ) -> float:
-        weights = FLOAT_BYTES * sum(layer.trainable for layer in group) / tensor
+        weights = 4 * sum(layer.trainable for layer in group) / tensor
         samples = self.batch / data
-        link, activations = self.machine.link, samples * input_bytes
+        link = costs.Link(self.machine.latency_s, self.machine.bytes_per_s)
+        activations = samples * input_bytes
         gradients_s = costs.allreduce("ring", weights, data, link)
         # a layer's input is gathered forward, the gradient of it summed backward
         gathered_s = costs.allgather(activations, tensor, link)

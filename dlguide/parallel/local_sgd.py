@@ -73,23 +73,22 @@ class LocalSGD:
     def require_same_step(self, arrays: Sequence[np.ndarray], comm: Comm, step: int = 0) -> None:
         """Check that all ranks are at the same step with the same arrays; every rank must call."""
         kinds = " ".join(f"{array.dtype}{array.shape}" for array in arrays)
-        flags = np.zeros(len(arrays))
-        require_equal_buffers(comm, flags, scheme=repr(self), step=step, arrays=kinds)
+        require_equal_buffers(comm, np.zeros(1), scheme=repr(self), step=step, arrays=kinds)
 
     def _means(self, arrays: Sequence[np.ndarray], comm: Comm, step: int) -> list[np.ndarray]:
         """Return the means over ranks: one allreduce for all arrays of a dtype."""
         self.require_same_step(arrays, comm, step)
-        means: dict[int, np.ndarray] = {}
+        means = [array.copy() for array in arrays]
         for dtype in sorted({array.dtype.name for array in arrays}):
-            places = [i for i, array in enumerate(arrays) if array.dtype.name == dtype]
-            flat = np.concatenate([arrays[i].reshape(-1) for i in places])
+            same = [mean for mean in means if mean.dtype.name == dtype]
+            flat = np.concatenate([mean.reshape(-1) for mean in same])
             self.sent += flat.nbytes if comm.size > 1 else 0
             flat = collectives.allreduce(flat, comm, check=False) / flat.dtype.type(comm.size)
-            ends = np.cumsum([arrays[i].size for i in places])
-            for i, part in zip(places, np.split(flat, ends[:-1]), strict=True):
-                means[i] = part.reshape(arrays[i].shape)
+            ends = np.cumsum([mean.size for mean in same])
+            for mean, part in zip(same, np.split(flat, ends[:-1]), strict=True):
+                mean[...] = part.reshape(mean.shape)
         self.synchronisations += 1
-        return [means[i] for i in range(len(arrays))]
+        return means
 
 
 class BlockMomentum(LocalSGD):
@@ -249,12 +248,7 @@ def callback(scheme: LocalSGD, comm: Comm, every_steps: int) -> keras.callbacks.
     """Return a callback for `model.fit` with a plain optimizer on every rank, without Horovod.
 
     All ranks must train the same number of batches, each on its own shard; otherwise the next
-    synchronisation raises on all of them.
-
-    Args:
-        scheme: a new one for each training.
-        comm: an mpi4py communicator.
-        every_steps: steps between two synchronisations (count).
+    synchronisation raises on all of them. `scheme` is a new one for each training.
     """
     import keras
 

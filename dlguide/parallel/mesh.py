@@ -42,7 +42,6 @@ class RankMesh:
     `coordinates` has this rank's place in each dimension.
 
     Args:
-        comm: an mpi4py communicator.
         mesh: number of ranks along each dimension, such as "rows:2, cols:2" or a mapping.
 
     Raises:
@@ -74,6 +73,18 @@ class RankMesh:
         for comm in self._along.values():
             comm.Free()
         self._along.clear()
+
+
+def copies_mesh(comm: Comm, copies: int) -> RankMesh:
+    """Arrange the ranks in a grid "data", "model" of so many copies of a net; all must call.
+
+    Rank = copy * ranks of a copy + part: the ranks of a copy are neighbours.
+    """
+    require_equal(comm, copies=copies)
+    with agree_or_raise(comm):
+        require_count(copies, "copies")
+        require(comm.size % copies == 0, "copies", f"divide the {comm.size} ranks", copies)
+    return RankMesh(comm, {"data": copies, "model": comm.size // copies})
 
 
 class MeshLayout:
@@ -188,7 +199,6 @@ def einsum(equation: str, *parts: np.ndarray, layout: MeshLayout, ranks: RankMes
     Args:
         equation: such as "batch in, in hidden -> batch hidden".
         parts: this rank's part of each factor, as `layout.slices` cuts it.
-        layout: of all names of the equation.
         ranks: the grid of `layout.mesh`; all must call.
 
     Raises:

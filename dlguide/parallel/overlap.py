@@ -32,6 +32,8 @@ from dlguide.scaling import costs
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
+    from dlguide.models import Cost
+
 BACKWARD, EXCHANGE, FORWARD = "backward", "exchange", "forward"
 _UPDATE, _NONE = "update", -1
 SCHEDULES = {
@@ -44,10 +46,7 @@ SCHEDULES = {
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """A layer backward, its exchange, or a layer forward, with start and end (s).
-
-    `layer` is None for the one message of all layers.
-    """
+    """A layer backward, its exchange (`layer` None: of all layers) or a layer forward (s)."""
 
     kind: str
     layer: int | None
@@ -120,15 +119,13 @@ def predict(
     computes: this assumes another core or a network card that does the work of the exchange.
 
     Args:
-        forward_s: time of each layer forward, from the input on (s).
-        backward_s: time of each layer backward, from the input on (s).
-        nbytes: gradient of each layer (bytes).
+        forward_s: time of each layer forward, from the input on.
+        backward_s: time of each layer backward, from the input on.
+        nbytes: gradient of each layer.
         schedule: one of `SCHEDULES`.
-        ranks: number of ranks (count).
-        latency_s: time of an empty message between neighbours (s).
-        bytes_per_s: speed of one link in one direction (bytes/s).
+        bytes_per_s: speed of one link in one direction.
         slice_bytes: cut larger gradients into messages of at most this size, so that a layer of
-            higher priority can overtake a large one; None does not cut. "end" never does (bytes).
+            higher priority can overtake a large one; None does not cut. "end" never does.
 
     Returns:
         OverlapStep: its events; the backward pass starts at 0.
@@ -171,54 +168,35 @@ def predict(
     return OverlapStep(schedule, (*backward, *sent, *forward))
 
 
-def median_step(steps: Sequence[OverlapStep]) -> OverlapStep:
-    """Return the step of median duration."""
-    require(bool(steps), "steps", "hold at least one step", list(steps))
-    return sorted(steps, key=lambda step: step.step_s)[len(steps) // 2]
-
-
-def split_by_layer(cost: Any, step_s: float) -> tuple[list[float], list[float], list[int]]:
+def split_by_layer(cost: Cost, step_s: float) -> tuple[list[float], list[float], list[int]]:
     """Divide the measured or published time of a step among the layers of a net.
 
     Each layer with weights, together with those behind it up to the next one with weights, is one
     row. Times are divided by flops, backward twice forward; layers really reach different speeds.
 
-    Args:
-        cost: of `models.count`.
-        step_s: time of one step (s).
-
     Returns:
         tuple: forward times (s), backward times (s) and gradient sizes (bytes), for `predict`.
     """
     require_positive(step_s, "step_s")
-    flops, nbytes, before = [], [], 0.0
+    flops, nbytes = [0.0], []
     for layer in cost.layers:
         if layer.trainable:
-            flops.append(before)
+            if nbytes:
+                flops.append(0.0)
             nbytes.append(4 * layer.trainable)
-            before = 0.0
-        if flops:
-            flops[-1] += layer.flops
-        else:
-            before += layer.flops
-    require(bool(flops), "cost", "have a layer that is trained", cost.name)
+        flops[-1] += layer.flops
+    require(bool(nbytes), "cost", "have a layer that is trained", cost.name)
     forward_s = [step_s * each / sum(flops) / 3 for each in flops]
     return forward_s, [2 * each for each in forward_s], nbytes
 
 
 class LayeredNet(Protocol):
-    """A net as `BucketedOverlap` needs it: a sequence of layers, each with its own gradient.
+    """A net as `BucketedOverlap` needs it: a sequence of layers, each with its own gradient."""
 
-    `sizes` are the weights of each layer (count), at least one; `dtype` is that of all gradients;
-    `loss` the sum over the samples of the last batch; `names` are for printing, `kinds` describe
-    what must be equal on all ranks.
-    """
-
-    sizes: list[int]
-    dtype: str
-    loss: float
-    names: list[str]
-    kinds: list[str]
+    sizes: list[int]  # weights of each layer, at least one
+    dtype: str  # of all gradients
+    loss: float  # sum over the samples of the last batch
+    kinds: list[str]  # describe what must be equal on all ranks
 
     def begin(self, images: Any, labels: Any) -> int:
         """Take a batch and return its number of samples; raises a ValueError if it does not fit."""
@@ -248,9 +226,8 @@ class BucketedOverlap:
 
     Args:
         net: the same on all ranks.
-        comm: an mpi4py communicator.
         schedule: a key of `SCHEDULES`.
-        slice_bytes: largest message of a layer; None for one message per layer (bytes).
+        slice_bytes: largest message of a layer; None for one message per layer.
 
     Raises:
         ValueError: on all ranks alike, when arguments or nets differ, or MPI allows no threads.
@@ -284,16 +261,12 @@ class BucketedOverlap:
         self._flat = np.zeros(ends[-1], net.dtype)
         self._rows = np.split(self._flat, ends[:-1])
         self._pending: set[int] = set()
-        cut = [_sliced(row, slice_bytes) for row in self._rows]
-        self._pieces = [part for row in cut for part in row]
-        self._layers = [layer for layer, row in enumerate(cut) for _ in row]
+        self._cut = [_sliced(row, slice_bytes) for row in self._rows]
         self._closed = False
         self._thread: BackgroundAllreduce | None = None
         if schedule in ("overlapped", "priority"):
             priority = schedule == "priority"
-            self._thread = BackgroundAllreduce(
-                comm, self._pieces, self._layers, priority, self._now
-            )
+            self._thread = BackgroundAllreduce(comm, self._cut, priority, self._now)
 
     def step(self, images: Any, labels: Any) -> float:
         """Train on one batch and return its mean loss on this rank; every rank must call."""
@@ -311,8 +284,11 @@ class BucketedOverlap:
             self._timed(BACKWARD, layer, net.backward, layer, row[:-1])
             row[-1] = samples
             self._pending.add(layer)
-            if self.schedule != "end":
-                self._exchange(layer)
+            if self._thread is not None:
+                self._thread.submit(layer)
+            elif self.schedule == "layerwise":
+                for piece in self._cut[layer]:
+                    self._timed(EXCHANGE, layer, self._sum, piece)
         if self.schedule == "end":
             self._timed(EXCHANGE, None, self._sum, self._flat)
         return net.loss / samples
@@ -339,13 +315,6 @@ class BucketedOverlap:
             self.finish()
         self.close(wait=kind is None)
 
-    def _exchange(self, layer: int) -> None:
-        for place, of in enumerate(self._layers):
-            if of == layer and self._thread is not None:
-                self._thread.submit(place)
-            elif of == layer:
-                self._timed(EXCHANGE, layer, self._sum, self._pieces[place])
-
     def _sum(self, array: np.ndarray) -> None:
         allreduce(array, self.comm, check=False)
 
@@ -359,9 +328,8 @@ class BucketedOverlap:
 
     def _change(self, layer: int) -> None:
         row = self._rows[layer]
-        gradient, samples = row[:-1], row[-1]
-        gradient /= samples
-        self.net.update(layer, gradient)
+        row[:-1] /= row[-1]  # the number of samples of all ranks
+        self.net.update(layer, row[:-1])
 
     def _timed(self, kind: str, layer: int | None, call: Any, *arguments: Any) -> None:
         start_s = self._now()
@@ -384,7 +352,6 @@ def measure(
     images: Any,
     labels: Any = None,
     schedules: Sequence[str] = tuple(SCHEDULES),
-    slice_bytes: int | None = None,
     repeats: int = 9,
     warmup: int = 3,
 ) -> dict[str, tuple[OverlapStep, ...]]:
@@ -392,16 +359,11 @@ def measure(
 
     Args:
         make: returns the net, with the same weights each time.
-        comm: the ranks.
         images: this rank's samples, the same batch in every step.
-        labels: one per sample.
-        schedules: names from `SCHEDULES`.
-        slice_bytes: as `BucketedOverlap` takes it (bytes).
-        repeats: steps that are returned (count).
-        warmup: steps before them (count).
+        repeats: steps that are returned, after `warmup` others.
 
     Returns:
-        dict: for each schedule this rank's steps; `median_step` chooses one.
+        dict: for each schedule this rank's steps.
 
     Raises:
         ValueError: as `BucketedOverlap` does.
@@ -411,7 +373,7 @@ def measure(
     found = {}
     for name in schedules:
         comm.Barrier()
-        with BucketedOverlap(make(), comm, name, slice_bytes) as trainer:
+        with BucketedOverlap(make(), comm, name) as trainer:
             # a step ends with the forward pass of the next one
             for _ in range(warmup + repeats + 1):
                 trainer.step(images, labels)
@@ -423,27 +385,22 @@ def require_threads() -> None:
     """Check that several threads may call MPI at a time."""
     from mpi4py import MPI
 
-    level = MPI.Query_thread()
-    names = {
-        MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
-        MPI.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
-        MPI.THREAD_SERIALIZED: "MPI_THREAD_SERIALIZED",
-        MPI.THREAD_MULTIPLE: "MPI_THREAD_MULTIPLE",
-    }
-    then = "Start MPI with it: `mpi4py.rc.thread_level = 'multiple'` before importing mpi4py.MPI."
-    enough = level == MPI.THREAD_MULTIPLE
+    levels = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+    name = {getattr(MPI, f"THREAD_{level}"): f"MPI_THREAD_{level}" for level in levels}
+    level = name[MPI.Query_thread()]
     must = "be MPI_THREAD_MULTIPLE for a thread that exchanges"
-    require(enough, "MPI.Query_thread()", must, names[level], then)
+    then = "Start MPI with it: `mpi4py.rc.thread_level = 'multiple'` before importing mpi4py.MPI."
+    require(level == "MPI_THREAD_MULTIPLE", "MPI.Query_thread()", must, level, then)
 
 
 class BackgroundAllreduce:
-    """Sums pieces over all ranks, one after the other, in a separate thread.
+    """Sums the pieces of layers over all ranks, one after the other, in a separate thread.
 
     All ranks must call a collective in the same order, or sums are mixed up or hang. In the fixed
     order nothing has to be agreed. With priorities the ranks could choose differently, because a
-    piece is ready here and not yet there; so rank 0 chooses: it takes its ready piece of highest
-    priority and broadcasts its number, and the others wait until they have that piece. They will,
-    because computing never waits for a later piece.
+    layer is ready here and not yet there; so rank 0 chooses: it takes the next piece of its ready
+    layer nearest to the input and broadcasts which, and the others wait until they have that
+    layer. They will, because computing never waits for a later layer.
 
     The thread has its own copy of the communicator, so that its messages are never mixed up with
     others. While it has nothing to do it sleeps.
@@ -452,38 +409,31 @@ class BackgroundAllreduce:
     def __init__(
         self,
         comm: Comm,
-        pieces: Sequence[np.ndarray],
-        layers: Sequence[int],
+        pieces: Sequence[Sequence[np.ndarray]],
         priority: bool,
         now: Callable[[], float] = perf_counter,
     ) -> None:
-        self.comm, self.pieces, self.layers = comm.Dup(), pieces, layers
-        self.priority, self.now, self.table = priority, now, table_of(self.comm)
+        self.comm, self.pieces, self.priority, self.now = comm.Dup(), pieces, priority, now
+        self.table = table_of(self.comm)
         self.intervals: list[TraceEvent] = []
         self.error: BaseException | None = None
-        self._waiting: list[int] = []  # pieces that are ready, the first one first
-        self._summed = _NONE
+        self._waiting: dict[int, list[np.ndarray]] = {}  # by layer, the first to be ready first
         self._closing = False
         self._changed = threading.Condition()
         # a daemon: a rank that fails must end without waiting for messages
         self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
         self._thread.start()
 
-    def submit(self, piece: int) -> None:
-        """Queue a piece that is ready; returns at once."""
+    def submit(self, layer: int) -> None:
+        """Queue a layer whose gradient is ready; returns at once."""
         with self._changed:
-            self._waiting.append(piece)
+            self._waiting[layer] = list(self.pieces[layer])
             self._changed.notify_all()
 
     def wait_for(self, layer: int) -> None:
         """Wait until no piece of a layer is queued or in flight."""
-
-        def arrived() -> bool:
-            pieces = [piece for piece in (*self._waiting, self._summed) if piece != _NONE]
-            return layer not in {self.layers[piece] for piece in pieces}
-
         with self._changed:
-            self._changed.wait_for(lambda: self.error is not None or arrived())
+            self._changed.wait_for(lambda: self.error is not None or layer not in self._waiting)
         if self.error is not None:
             raise RuntimeError(f"The exchange of gradients failed: {self.error}") from self.error
 
@@ -499,13 +449,15 @@ class BackgroundAllreduce:
 
     def _run(self) -> None:
         try:
-            while (piece := self._next()) != _NONE:
-                start_s = self.now()
-                allreduce(self.pieces[piece], self.comm, table=self.table, check=False)
-                done = TraceEvent(EXCHANGE, self.layers[piece], start_s, self.now())
+            while (layer := self._next()) != _NONE:
+                pieces, start_s = self._waiting[layer], self.now()
+                allreduce(pieces[0], self.comm, table=self.table, check=False)
+                done = TraceEvent(EXCHANGE, layer, start_s, self.now())
                 with self._changed:
                     self.intervals.append(done)
-                    self._summed = _NONE
+                    pieces.pop(0)
+                    if not pieces:
+                        del self._waiting[layer]
                     self._changed.notify_all()
         except BaseException as error:
             with self._changed:
@@ -513,24 +465,18 @@ class BackgroundAllreduce:
                 self._changed.notify_all()
 
     def _next(self) -> int:
-        """Take the piece to be summed next, on all ranks the same one; `_NONE` at the end."""
-        number = np.array([_NONE])
-        if self.priority and self.comm.rank:
-            self.comm.Bcast(number)
-        else:
+        """Choose the layer whose next piece is summed, on all ranks the same; `_NONE` ends."""
+        layer = np.array([_NONE])
+        if not self.priority or self.comm.rank == 0:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closing)
-                urgency = self.layers.__getitem__ if self.priority else lambda piece: 0
-                number[0] = min(self._waiting, key=urgency, default=_NONE)
-            if self.priority:
-                self.comm.Bcast(number)
-        piece = int(number[0])
-        if piece != _NONE:
+                ready = sorted(self._waiting) if self.priority else list(self._waiting)
+                layer[0] = (ready or [_NONE])[0]
+        if self.priority:
+            self.comm.Bcast(layer)
             with self._changed:
-                self._changed.wait_for(lambda: piece in self._waiting)
-                self._waiting.remove(piece)
-                self._summed = piece
-        return piece
+                self._changed.wait_for(lambda: layer[0] in (_NONE, *self._waiting))
+        return int(layer[0])
 
 
 def _slices(nbytes: int, slice_bytes: int | None) -> list[int]:

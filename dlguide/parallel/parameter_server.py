@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter, sleep
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,27 +42,16 @@ _Arrived = tuple[int, int, np.ndarray]  # version, samples, gradient
 
 @dataclass(frozen=True)
 class ServerRecord:
-    """What one rank did in a training with parameter servers.
-
-    Args:
-        rank: the rank.
-        role: "worker" or "server".
-        sent: bytes that it has sent.
-        seconds: duration of the training (s).
-        waited_s: time that a worker waited for answers (s).
-        updates: of a server (count).
-        left_out: gradients that a server received too late to use (count).
-        staleness: age of each gradient that a server applied (updates).
-    """
+    """What one rank did in a training with parameter servers."""
 
     rank: int
-    role: str
-    sent: int
-    seconds: float
-    waited_s: float = 0.0
-    updates: int = 0
-    left_out: int = 0
-    staleness: tuple[int, ...] = ()
+    role: str  # "worker" or "server"
+    sent: int  # bytes
+    seconds: float  # of the whole training
+    waited_s: float = 0.0  # a worker, for answers
+    updates: int = 0  # of a server
+    left_out: int = 0  # gradients that a server received too late to use
+    staleness: tuple[int, ...] = ()  # age of each gradient that a server applied, in updates
 
 
 def train(
@@ -76,7 +65,6 @@ def train(
     bound: int = 2,
     leave_out: int = 0,
     group: int = 1,
-    slow_s: Mapping[int, float] | None = None,
     join_s: Mapping[int, float] | None = None,
 ) -> tuple[np.ndarray, ServerRecord]:
     """Train with parameter servers; collective, all ranks call with the same arguments.
@@ -89,17 +77,14 @@ def train(
         weights: initial weights, flat, the same on all ranks; not changed.
         gradient: a function of (weights, worker, step) that returns the gradient of the mean loss
             over the worker's samples, shaped as `weights`, and the number of those samples.
-        steps: steps of each worker (count); in "asynchronous" also one number for each worker,
-            which then leaves while the others go on.
+        steps: steps of each worker; in "asynchronous" also one number for each worker, which then
+            leaves while the others go on.
         update: changes a part of the weights in place, given the gradient's part.
         mode: one of `MODES`.
-        servers: number of servers (count).
-        bound: how far the fastest worker may be ahead of the slowest in "bounded" (steps).
-        leave_out: backup workers: in "synchronous", the number of gradients for which a step does
-            not wait (count).
+        bound: steps by which the fastest worker may be ahead of the slowest in "bounded".
+        leave_out: backup workers: gradients for which a step of "synchronous" does not wait.
         group: workers that sum their gradients by allreduce and address the servers as one:
-            synchronous inside the node, whatever the mode is between nodes (count).
-        slow_s: time that a worker sleeps in each step, by worker: simulated stragglers (s).
+            synchronous inside the node, whatever the mode is between nodes.
         join_s: in "asynchronous", the time after which a worker joins, by worker: it requests
             the weights as they are then, and begins (s).
 
@@ -127,19 +112,16 @@ def train(
         worker = _Worker(comm, config, workers, team)
         if comm.rank in (join_s or {}):
             sleep(join_s[comm.rank])
-            worker.join(current)
+            worker.announce(_JOINS)
+            worker.receive(current)
         for step in range(each[comm.rank]):
-            sleep((slow_s or {}).get(comm.rank, 0.0))
             mine, samples = gradient(current, comm.rank, step)
             worker.step(np.array(mine, weights.dtype), samples, step, current)
-        worker.finish()
+        if team.rank == 0:
+            worker.announce(_LEAVES)
         record = {"role": "worker", "sent": worker.sent, "waited_s": worker.waited_s}
     else:
-        own = parts(current, servers)[comm.rank - workers]
-        server = _Server(comm, config, workers, update, own)
-        server.serve()
-        record = {"role": "server", "sent": server.sent, "updates": server.updates}
-        record |= {"left_out": server.left_out, "staleness": tuple(server.staleness)}
+        record = _serve(comm, config, workers, update, parts(current, servers)[comm.rank - workers])
     comm.Barrier()
     # every rank ends with the same weights, the servers' parts put together
     for place, part in enumerate(parts(current, servers)):
@@ -168,7 +150,7 @@ def train_one_sided(
         weights: initial weights, flat, the same on all ranks; not changed.
         step: a function of (weights, worker, step) that returns what to add to the weights, such
             as -rate * gradient, shaped as `weights`.
-        steps: steps of each worker (count).
+        steps: steps of each worker.
         server: the rank whose memory holds the weights.
 
     Returns:
@@ -222,13 +204,6 @@ def proportional_shards(samples: int, speeds: Sequence[float]) -> list[int]:
 
     Each shard is the exact share rounded down or up; those with the largest remainders are
     rounded up. A server weighs each gradient by its samples, so the update is that of the batch.
-
-    Args:
-        samples: size of the global batch (count).
-        speeds: samples per second of each worker; above 0.
-
-    Returns:
-        list: samples of each worker (count).
 
     Raises:
         ValueError: when a speed is not above 0, or there are fewer samples than workers.
@@ -385,15 +360,14 @@ class _Worker:
 
     def step(self, gradient: np.ndarray, samples: int, step: int, current: np.ndarray) -> None:
         """Send a gradient, wait, and write the new weights into `current`."""
-        total = samples
         if self.team.size > 1:
             gradient *= samples
             allreduce_ring(gradient, self.team)
-            total = self.team.allreduce(samples)
-            gradient /= total
+            samples = self.team.allreduce(samples)
+            gradient /= samples
         if self.team.rank == 0:
             start = perf_counter()
-            self._exchange(gradient, step, total, current)
+            self._exchange(gradient, step, samples, current)
             self.waited_s += perf_counter() - start
         if self.team.size > 1:
             broadcast_tree(current, self.team)
@@ -408,77 +382,55 @@ class _Worker:
             requests.append(self.comm.Isend(head, server, _HEAD))
             requests.append(self.comm.Isend(part, server, _GRADIENT))
             self.sent += head.nbytes + part.nbytes
-        self._receive(current)
+        self.receive(current)
         MPI.Request.Waitall(requests)
 
-    def _receive(self, current: np.ndarray) -> None:
+    def receive(self, current: np.ndarray) -> None:
+        """Write the present weights into `current`."""
         for place, part in enumerate(parts(current, self.servers)):
             head, server = np.empty(1, int), self.workers + place
             self.comm.Recv(head, server, _HEAD)
             self.comm.Recv(part, server, _WEIGHTS)
             self.versions[place] = int(head[0])
 
-    def join(self, current: np.ndarray) -> None:
-        """Write the present weights into `current`."""
-        self._announce(_JOINS)
-        self._receive(current)
-
-    def finish(self) -> None:
-        """Announce that this worker sends no more."""
-        if self.team.rank == 0:
-            self._announce(_LEAVES)
-
-    def _announce(self, what: int) -> None:
+    def announce(self, what: int) -> None:
+        """Announce to all servers that this worker joins or leaves."""
         for place in range(self.servers):
             self.comm.Send(np.array([what, 0, 0]), self.workers + place, _HEAD)
 
 
-class _Server:
-    """One server with its part of the weights."""
+def _serve(
+    comm: Comm, config: ServerConfig, workers: int, update: Update, part: np.ndarray
+) -> dict[str, Any]:
+    """Answer for this server's part of the weights until every worker has finished."""
+    from mpi4py import MPI
 
-    def __init__(
-        self, comm: Comm, config: ServerConfig, workers: int, update: Update, part: np.ndarray
-    ) -> None:
-        self.comm, self.config, self.update, self.part = comm, config, update, part
-        self.leaders = list(range(0, workers, config.group))
-        self.updates, self.left_out, self.sent = 0, 0, 0
-        self.staleness: list[int] = []
-
-    def serve(self) -> None:
-        """Answer until every worker has finished."""
-        from mpi4py import MPI
-
-        pending = PendingGradients(self.leaders, self.config)
-        while pending.leaders:
-            status, head = MPI.Status(), np.empty(3, int)
-            self.comm.Recv(head, MPI.ANY_SOURCE, _HEAD, status)
-            worker, (step, version, samples) = status.Get_source(), head.tolist()
-            if step == _JOINS:
-                self._answer(worker)
-            elif step == _LEAVES:
-                pending.finished(worker)
-            else:
-                gradient = np.empty_like(self.part)
-                self.comm.Recv(gradient, worker, _GRADIENT)
-                pending.arrived(worker, step, version, samples, gradient)
-            for gradients in pending.ready_updates():
-                self._apply(gradients)
-            for receiver in pending.ready_answers():
-                self._answer(receiver)
-        self.left_out = pending.left_out
-
-    def _apply(self, gradients: list[_Arrived]) -> None:
-        """Make one update with the mean of gradients, weighted by their samples."""
-        total = sum(samples for _, samples, _ in gradients)
-        mean = np.zeros_like(self.part)
-        for version, samples, gradient in gradients:
-            mean += gradient * (samples / total)
-            self.staleness.append(self.updates - version)
-        self.update(self.part, mean)
-        self.updates += 1
-
-    def _answer(self, worker: int) -> None:
-        head = np.array([self.updates])
-        self.comm.Send(head, worker, _HEAD)
-        self.comm.Send(self.part, worker, _WEIGHTS)
-        self.sent += head.nbytes + self.part.nbytes
+    pending = PendingGradients(list(range(0, workers, config.group)), config)
+    updates, sent = 0, 0
+    staleness: list[int] = []
+    while pending.leaders:
+        status, head = MPI.Status(), np.empty(3, int)
+        comm.Recv(head, MPI.ANY_SOURCE, _HEAD, status)
+        worker, (step, version, samples) = status.Get_source(), head.tolist()
+        if step == _LEAVES:
+            pending.finished(worker)
+        elif step != _JOINS:
+            gradient = np.empty_like(part)
+            comm.Recv(gradient, worker, _GRADIENT)
+            pending.arrived(worker, step, version, samples, gradient)
+        for gradients in pending.ready_updates():
+            # one update with their mean, weighted by their samples
+            total = sum(samples for _, samples, _ in gradients)
+            mean = np.zeros_like(part)
+            for version, samples, gradient in gradients:
+                mean += gradient * (samples / total)
+                staleness.append(updates - version)
+            update(part, mean)
+            updates += 1
+        for receiver in [worker] * (step == _JOINS) + pending.ready_answers():
+            head = np.array([updates])
+            comm.Send(head, receiver, _HEAD)
+            comm.Send(part, receiver, _WEIGHTS)
+            sent += head.nbytes + part.nbytes
+    record = {"role": "server", "sent": sent, "updates": updates}
+    return record | {"left_out": pending.left_out, "staleness": tuple(staleness)}

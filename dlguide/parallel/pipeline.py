@@ -23,6 +23,7 @@ from dlguide.errors import require, require_count, require_known
 from dlguide.models import count
 from dlguide.models.graph import graph_of, itemsize, nodes_of, shape_of
 from dlguide.parallel import pipeline_schedule
+from dlguide.parallel.mesh import copies_mesh
 from dlguide.parallel.pipeline_schedule import BACKWARD, FORWARD, PipelineCell
 
 if TYPE_CHECKING:
@@ -57,24 +58,24 @@ class PipelineParallel:
 
     Every rank builds the same net and keeps its own stage. A step cuts the batch into
     microbatches, sends them through the stages, adds up the gradients of all, and updates once:
-    the same step as that of the whole net with the whole batch. Every rank must call, with the
-    same arguments.
+    the same step as that of the whole net with the whole batch. With `copies` the ranks are a grid
+    of data x pipeline: each copy takes its part of the batch. Every rank must call, with the same
+    arguments.
 
     Batch normalisation sees a microbatch instead of the batch, and dropout draws other masks than
     in the whole net.
 
     Args:
         model: a functional or sequential Keras model that returns logits, equal on all ranks.
-        comm: the ranks, one for each stage.
+        comm: the ranks, one for each stage of each copy.
         optimizer: returns a new Keras optimizer; called once per stage.
-        microbatches: parts of a batch (count).
+        microbatches: parts of a copy's batch.
         schedule: "1f1b" or "gpipe".
         cuts: names of the layers after which to cut; None balances the flops.
         loss: (labels, outputs) -> the loss of each sample; None for softmax cross-entropy.
         recompute: keep only the inputs of stages and recompute the rest in the backward pass.
         uneven: allow microbatches of different sizes, where the batch does not divide.
-        replicas: ranks with the same stage of other copies of this pipeline, over which the
-            gradients are added; None for a single copy.
+        copies: pipelines side by side (count); the ranks of a copy are neighbours.
 
     Raises:
         ValueError: on all ranks alike, when the net cannot be cut there, an argument is unknown
@@ -92,10 +93,12 @@ class PipelineParallel:
         loss: Callable[[Any, Any], Any] | None = None,
         recompute: bool = False,
         uneven: bool = False,
-        replicas: Comm | None = None,
+        copies: int = 1,
     ) -> None:
         asked = {"microbatches": microbatches, "schedule": schedule, "cuts": cuts}
         require_equal(comm, **asked, recompute=recompute, uneven=uneven)
+        self.mesh = copies_mesh(comm, copies)
+        comm = self.comm = self.mesh.along("model")
         with agree_or_raise(comm):
             require_count(microbatches, "microbatches")
             require_known(schedule, pipeline_schedule.ORDERS, "schedule")
@@ -111,7 +114,6 @@ class PipelineParallel:
             alone = not getattr(self.optimizer, "global_clipnorm", None)
             then = "Clip each variable on its own, with `clipnorm`."
             require(alone, "optimizer", "not clip by a norm over all stages", "global", then)
-        self.comm, self.replicas = comm, replicas
         self.microbatches, self.schedule, self.recompute = microbatches, schedule, recompute
         self.uneven = uneven
         self.order = pipeline_schedule.order(schedule, comm.rank, comm.size, microbatches)
@@ -149,21 +151,17 @@ class PipelineParallel:
 
         self._forward, self._update = compiled, update
 
-    def step(
-        self, images: np.ndarray, labels: np.ndarray, samples: int | None = None
-    ) -> PipelineStep:
+    def step(self, images: np.ndarray, labels: np.ndarray) -> PipelineStep:
         """Train on one batch; every rank must call.
 
         Only the first stage reads the images and only the last one the labels.
 
         Args:
-            images: the batch, first dimension its samples.
+            images: the whole batch, first dimension its samples.
             labels: one label for each sample.
-            samples: samples of all replicas, by which the gradients are divided; None for those
-                of this batch.
 
         Returns:
-            PipelineStep: the loss and what was measured, the same on all ranks.
+            PipelineStep: the loss, and what was measured of this rank's copy.
 
         Raises:
             ValueError: on all ranks alike, when the batch cannot be cut into microbatches.
@@ -171,8 +169,13 @@ class PipelineParallel:
         import tensorflow as tf
         from mpi4py import MPI
 
-        with agree_or_raise(self.comm):
-            microbatches = self._cut_batch(len(images), len(labels))
+        copies, samples = self.mesh.along("data"), len(images)
+        with agree_or_raise(self.mesh.comm):
+            must = f"be one for each of {samples} images"
+            require(len(labels) == samples, "labels", must, len(labels))
+            part = shard(samples, copies.rank, copies.size)
+            images, labels = images[part], labels[part]
+            microbatches = self._cut_batch(len(images))
         gradients: list[Any] = []
         held: dict[int, tuple[Any, Any, Any]] = {}  # what the backward passes to come need
         sending: list[tuple[Any, np.ndarray]] = []  # MPI reads an array until it has arrived
@@ -202,11 +205,11 @@ class PipelineParallel:
                 to = self.comm.rank + (1 if forward else -1)
                 sending.append((self.comm.Isend(message(flatten(array)), to, _TAGS[kind]), array))
         MPI.Request.Waitall([request for request, _ in sending])
-        samples, total = len(images) if samples is None else samples, np.array([loss])
-        if self.replicas is not None:
+        total = np.array([loss])
+        if copies.size > 1:
             arrays = [gradient.numpy().copy() for gradient in gradients]
             for array in (*arrays, total):
-                allreduce(array, self.replicas, check=False)
+                allreduce(array, copies, check=False)
             gradients = [tf.constant(array) for array in arrays]
         if gradients:  # a stage may have no weights
             self._update(gradients, tf.constant(samples))
@@ -222,17 +225,12 @@ class PipelineParallel:
         return PipelineStep(losses[-1], tuple(everyone), counts, sent)
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Collect the weights of all stages on all ranks; every rank must call.
-
-        Returns:
-            dict: each weight by its Keras path, in the order of the stages.
-        """
+        """Return the weights of all stages by their Keras paths; every rank must call."""
         own = {weight.path: np.asarray(weight) for weight in self.stage.weights}
         return {path: value for stage in self.comm.allgather(own) for path, value in stage.items()}
 
-    def _cut_batch(self, images: int, labels: int) -> list[slice]:
+    def _cut_batch(self, images: int) -> list[slice]:
         parts = self.microbatches
-        require(images == labels, "labels", f"be one for each of {images} images", labels)
         require(images >= parts, "images", f"be at least the {parts} microbatches", images)
         then = "Take another number, or `uneven=True`: cells then take different times."
         divides = images % parts == 0 or self.uneven

@@ -91,11 +91,9 @@ def predict(
 
     Args:
         name: "gpipe" or "1f1b".
-        stages: number of stages (count).
-        microbatches: number of microbatches (count).
-        forward_s: time of one microbatch forward, one for all stages or one per stage (s).
-        backward_s: the same backward; about twice forward, three times with recomputation (s).
-        message_s: time of a message between neighbours (s).
+        forward_s: time of one microbatch forward, one for all stages or one per stage.
+        backward_s: the same backward; about twice forward, three times with recomputation.
+        message_s: time of a message between neighbours.
 
     Returns:
         tuple: all cells, stage by stage, each stage's in order.

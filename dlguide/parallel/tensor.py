@@ -19,6 +19,7 @@ from dlguide.collectives import allreduce
 from dlguide.collectives.agreement import agree_or_raise
 from dlguide.data.datasets import shard
 from dlguide.errors import require
+from dlguide.parallel.mesh import copies_mesh
 
 if TYPE_CHECKING:
     import keras
@@ -95,18 +96,18 @@ class TensorParallelModel:
 
     The first layer with weights is cut by its outputs, the next one by its inputs, and so on in
     pairs: forward one allreduce at the end of a pair, backward one at its start. A last layer
-    without partner ends in an allgather. All ranks must call, with the same images. `sent` lists
-    the messages of the last step: direction, collective, and bytes of the array.
+    without partner ends in an allgather. With `copies` the ranks are a grid of data x tensor: each
+    copy takes its part of the batch. All ranks must call, with the same images. `sent` lists the
+    messages of the last step: direction, collective, and bytes of the array.
 
     Supports Dense, Conv2D, Flatten, layers that treat each channel separately, and Dropout with a
     rate of 0.
 
     Args:
         model: a sequential Keras model that returns logits, equal on all ranks.
-        comm: an mpi4py communicator of the ranks that share the model.
         rate: learning rate of SGD.
         momentum: of SGD.
-        replicas: ranks with the same part of other copies, over which gradients are summed.
+        copies: nets side by side (count); the ranks of a copy are neighbours.
 
     Raises:
         ValueError: on all ranks alike, when a layer cannot be cut.
@@ -118,13 +119,13 @@ class TensorParallelModel:
         comm: Comm,
         rate: float,
         momentum: float = 0.0,
-        replicas: Comm | None = None,
+        copies: int = 1,
     ) -> None:
-        self.comm, self.rate, self.momentum, self.replicas = comm, rate, momentum, replicas
+        self.rate, self.momentum, self.mesh = rate, momentum, copies_mesh(comm, copies)
+        comm = self.comm = self.mesh.along("model")
         self.layers = list(model.layers)
         self.cuts: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
         self.parts: dict[str, list[Any]] = {}
-        self.shapes: dict[str, tuple[int, ...]] = {}
         self.sent: list[tuple[str, str, int]] = []
         with agree_or_raise(comm):
             self._cut()
@@ -165,27 +166,22 @@ class TensorParallelModel:
             by_output = not by_output
         return x if by_output else gather_from_region(x, self.comm, self._on_message)
 
-    def step(self, images: np.ndarray, labels: np.ndarray, samples: int | None = None) -> float:
-        """Train on one batch and return its mean loss; every rank must call.
-
-        Args:
-            images: the batch, the same on all ranks.
-            labels: one class per image.
-            samples: samples of all replicas; None for those of this batch (count).
-        """
+    def step(self, images: np.ndarray, labels: np.ndarray) -> float:
+        """Train on one batch, the same on all ranks, and return its mean loss; all must call."""
         import tensorflow as tf
 
         self.sent.clear()
-        samples = len(images) if samples is None else samples
+        copies, samples = self.mesh.along("data"), len(images)
+        part = part_of(samples, copies.size, copies.rank, "images")
         with tf.GradientTape() as tape:
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, self(images))
+            outputs = self(images[part])
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels[part], outputs)
             total = tf.reduce_sum(losses)
         gradients = tape.gradient(total, self.variables)
         arrays = [np.ascontiguousarray(gradient.numpy()) for gradient in gradients]
         loss = np.array([float(total)])
-        if self.replicas is not None:
-            for array in (*arrays, loss):
-                allreduce(array, self.replicas, check=False)
+        for array in (*arrays, loss) if copies.size > 1 else ():
+            allreduce(array, copies, check=False)
         for part, velocity, array in zip(self.variables, self.velocities, arrays, strict=True):
             velocity *= self.momentum
             velocity -= self.rate * array / samples
@@ -194,18 +190,15 @@ class TensorParallelModel:
 
     def weights(self) -> dict[str, np.ndarray]:
         """Return the whole weights, by layer and kind; every rank must call."""
-        everyone = self.comm.allgather(
-            {name: [part.numpy() for part in parts] for name, parts in self.parts.items()}
-        )
-        cuts = self.comm.allgather(self.cuts)
+        own = {name: [part.numpy() for part in parts] for name, parts in self.parts.items()}
+        everyone = self.comm.allgather((self.cuts, own))
         whole = {}
-        for name in self.parts:
-            for place, word in enumerate(("kernel", "bias")):
-                pieces = [one[name][place] for one in everyone]
-                array = np.empty(self.shapes[f"{name}/{word}"], pieces[0].dtype)
-                for cut, piece in zip(cuts, pieces, strict=True):
-                    array[cut[name][place]] = piece
-                whole[f"{name}/{word}"] = array
+        for layer in self.layers:
+            for place, word in enumerate(("kernel", "bias") if layer.name in own else ()):
+                array = np.array(layer.weights[place])
+                for cuts, parts in everyone:
+                    array[cuts[layer.name][place]] = parts[layer.name][place]
+                whole[f"{layer.name}/{word}"] = array
         return whole
 
     def _on_message(self, *message: Any) -> None:
@@ -229,8 +222,6 @@ class TensorParallelModel:
                     cuts, own = ((..., own, slice(None)), everything), None
                 self.cuts[layer.name] = cuts
                 self.parts[layer.name] = [tf.Variable(kernel[cuts[0]]), tf.Variable(bias[cuts[1]])]
-                self.shapes[f"{layer.name}/kernel"] = kernel.shape
-                self.shapes[f"{layer.name}/bias"] = bias.shape
             elif kind == "Flatten":
                 if own is not None:
                     # after flattening, a channel's values are not adjacent
@@ -243,11 +234,9 @@ class TensorParallelModel:
 
 
 def _require_plain(layer: Any) -> None:
-    plain = layer.use_bias and getattr(layer, "groups", 1) == 1
-    plain = plain and set(getattr(layer, "dilation_rate", (1,))) == {1}
-    strides = getattr(layer, "strides", (1, 1))
-    plain = plain and strides[0] == strides[1]
-    plain = plain and getattr(layer, "data_format", "channels_last") == "channels_last"
-    plain = plain and layer.activation.__name__ != "softmax"
+    plain = layer.use_bias and layer.activation.__name__ != "softmax"
+    if type(layer).__name__ == "Conv2D":
+        plain = plain and layer.groups == 1 and set(layer.dilation_rate) == {1}
+        plain = plain and len(set(layer.strides)) == 1 and layer.data_format == "channels_last"
     must = "have plain layers: bias, one stride, no groups, no dilation, channels last, no softmax"
     require(plain, "model", must, layer.name)

@@ -31,13 +31,9 @@ class ZeroOptimizer:
 
     Args:
         weights: arrays, updated in place by `step`.
-        comm: an mpi4py communicator.
         method: a key of `STATES`.
-        rate: learning rate.
-        momentum: of "momentum".
         beta1: of "adam", decay of the mean.
         beta2: of "adam", decay of the mean square.
-        epsilon: of "adam".
 
     Raises:
         ValueError: on all ranks alike, when weights, method or rate differ.
@@ -74,12 +70,7 @@ class ZeroOptimizer:
         return sum(array.nbytes for array in self.state)
 
     def step(self, gradients: Sequence[np.ndarray], samples: int) -> None:
-        """Update the weights on all ranks; every rank must call.
-
-        Args:
-            gradients: sums over this rank's samples.
-            samples: samples of all ranks, by which the sums are divided (count).
-        """
+        """Update the weights by the sums of gradients over samples, `samples` on all ranks."""
         flat = np.concatenate([np.ravel(gradient) for gradient in gradients])
         flat = np.ascontiguousarray(flat, self.flat.dtype)
         gradient = reduce_scatter_ring(flat, self.comm) / samples
@@ -87,11 +78,13 @@ class ZeroOptimizer:
         self.steps += 1
         own -= self._change(gradient)
         allgather_ring(self.flat, self.comm)
-        self.sent_bytes += self._bytes_of_a_step()
-        start = 0
-        for weight in self.weights:
-            weight[...] = self.flat[start : start + weight.size].reshape(weight.shape)
-            start += weight.size
+        sizes = [part.nbytes for part in parts(self.flat, self.comm.size)]
+        # twice all parts but one, a different one each time
+        kept = sizes[self.comm.rank] + sizes[(self.comm.rank + 1) % self.comm.size]
+        self.sent_bytes += 2 * sum(sizes) - kept
+        ends = np.cumsum([weight.size for weight in self.weights])
+        for weight, values in zip(self.weights, np.split(self.flat, ends[:-1]), strict=True):
+            weight[...] = values.reshape(weight.shape)
 
     def _change(self, gradient: np.ndarray) -> np.ndarray:
         if self.method == "sgd":
@@ -108,13 +101,6 @@ class ZeroOptimizer:
         correction = np.sqrt(1 - self.beta2**self.steps) / (1 - self.beta1**self.steps)
         return self.rate * correction * mean / (np.sqrt(square) + self.epsilon)
 
-    def _bytes_of_a_step(self) -> int:
-        """Count the parts this rank sends: all but one, twice; a different one each time."""
-        sizes = [part.nbytes for part in parts(self.flat, self.comm.size)]
-        ranks, rank = self.comm.size, self.comm.rank
-        kept = sizes[rank] + sizes[(rank + 1) % ranks]
-        return 2 * sum(sizes) - kept if ranks > 1 else 0
-
 
 def bytes_sent(nbytes: int, ranks: int) -> float:
     """Predict what a rank sends in a step: 2 (p - 1) / p n, as in a ring allreduce.
@@ -125,11 +111,7 @@ def bytes_sent(nbytes: int, ranks: int) -> float:
     return ring_share(ranks) * nbytes
 
 
-def memory_bytes(nbytes: int, ranks: int, method: str = "adam", sharded: bool = True) -> float:
-    """Predict the memory of weights, gradients and state on a rank (bytes).
-
-    >>> memory_bytes(100, 4, "adam", sharded=False)
-    400.0
-    """
+def memory_bytes(nbytes: int, ranks: int, method: str = "adam") -> float:
+    """Predict the memory of weights of `nbytes`, gradients and state on a rank (bytes)."""
     require_known(method, STATES, "method")
-    return nbytes * (2 + STATES[method] / (ranks if sharded else 1))
+    return nbytes * (2 + STATES[method] / ranks)
