@@ -390,3 +390,37 @@ def test_ranks_that_exchange_different_gradients_are_told(gradients):
             assert f"rank {last} has no gradient as number 2" in result["mismatch"]
         else:
             assert result["mismatch"] == "no error"
+
+
+def half_batches_in_half_precision():
+    """One step with a loss scale: the part of a batch on each rank, and the whole on one."""
+    import keras
+    import numpy as np
+
+    import dlguide.horovod as hvd
+
+    hvd.init()
+    found = []
+    scale = 2.0**16
+    for slopes in ([1, 1, 0, 0], [1, 1, 1, 1]):
+        part = slice(2 * hvd.rank(), 2 * hvd.rank() + 2)
+        for distributed, own in ((False, slice(None)), (True, part)):
+            x = np.array(slopes, "f4")[own, None]
+            dense = keras.layers.Dense(
+                1, use_bias=False, kernel_initializer="zeros", dtype="mixed_float16"
+            )
+            net = keras.Sequential([keras.Input((1,)), dense])
+            sgd = keras.optimizers.SGD(1.0)
+            sgd = hvd.DistributedOptimizer(sgd) if distributed else sgd
+            scaled = keras.optimizers.LossScaleOptimizer(sgd, initial_scale=scale)
+            net.compile(scaled, lambda _, y: keras.ops.mean(y), jit_compile=False)
+            net.fit(x, x, batch_size=len(x), verbose=0)
+            found.append([net.get_weights()[0].item(), float(scaled.dynamic_scale) / scale])
+    return found
+
+
+def test_parts_of_a_batch_overflow_as_the_whole_but_for_sums_of_parts(tmp_path):
+    for whole, parts, large, large_parts in on_ranks(2, half_batches_in_half_precision, tmp_path):
+        assert whole == parts == [-0.5, 1.0]  # the mean of the first rank alone would overflow
+        # the whole overflows, each part does not, and they are added in single precision
+        assert (large, large_parts) == ([0.0, 0.5], [-1.0, 1.0])

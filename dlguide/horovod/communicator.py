@@ -39,11 +39,9 @@ class HorovodCommunicator(Communicator):
         return hvd.DistributedOptimizer(optimizer, op=hvd.Sum, compression=chosen)
 
     def broadcast(self, variables: Sequence[keras.Variable]) -> None:
-        """Set variables on every rank to the values of rank 0."""
         hvd.broadcast_variables(list(variables), root_rank=0)
 
     def allreduce_mean(self, variables: Sequence[keras.Variable]) -> None:
-        """Set variables on every rank to their mean over all ranks, in one exchange."""
         if variables:
             values = [variable.value for variable in variables]
             means = hvd.grouped_allreduce(values, op=hvd.Average, name="dlguide.allreduce_mean")
@@ -51,11 +49,9 @@ class HorovodCommunicator(Communicator):
                 variable.assign(mean)
 
     def allreduce_sum(self, values: Sequence[float]) -> list[float]:
-        """Sum values over ranks in double precision: exact for counts below 2**53."""
         here = np.asarray(values, np.float64)
         summed = hvd.allreduce(here, op=hvd.Sum, name="dlguide.allreduce_sum")
         return [float(total) for total in np.asarray(summed)]
 
     def allgather_bytes(self, data: bytes) -> list[bytes]:
-        """Return the bytes of every rank, in rank order; lengths may differ."""
         return allgather_bytes(data, "dlguide.allgather_bytes")

@@ -22,13 +22,7 @@ import tensorflow as tf
 
 from dlguide.collectives.agreement import group_ranks
 from dlguide.errors import ranks_in_words, require, require_count
-from dlguide.horovod.native import (
-    ProcessSet,
-    communicates,
-    global_process_set,
-    members,
-    native,
-)
+from dlguide.horovod.native import ProcessSet, communicates, global_process_set, members, native
 from dlguide.horovod.ops import allgather, allgather_bytes, broadcast
 
 CHECK_EVERY = 100  # updates; the switch is DLGUIDE_HVD_CHECK_EVERY, 0 turns the guard off

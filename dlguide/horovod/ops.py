@@ -65,7 +65,6 @@ def allreduce(
         prescale_factor: multiplies each rank's value before the sum.
         postscale_factor: multiplies the result.
         op: Average (when None), Sum, Min, Max, Product or Adasum.
-        compression: `Compression.none` or `Compression.fp16`.
         device_dense: the device for tensors; empty leaves it to TensorFlow.
         device_sparse: the device for `tf.IndexedSlices`.
 
@@ -105,11 +104,8 @@ def grouped_allreduce(
     """Combine a list of tensors of every rank together: all are sent or none.
 
     The lists have equal length on all ranks. Tensors of different dtypes form one group for each
-    dtype. All arguments not listed here are those of `allreduce`.
-
-    Args:
-        tensors: tensors or `tf.IndexedSlices`; the same shapes and dtypes on all ranks.
-        ignore_name_scope: accepted for compatibility; a name is always used as it is given.
+    dtype. The arguments are those of `allreduce`; a name is used as it is given, whatever
+    `ignore_name_scope` is.
 
     Returns:
         list: the results in the order of `tensors`.
@@ -143,12 +139,8 @@ def allgather(
 
     Each rank sends p - 1 times its tensor's bytes.
 
-    Args:
-        value: the tensor; the first dimension may differ between ranks, the others not.
-        name: the name by which ranks match the call.
-
     Returns:
-        tf.Tensor: shape (sum of the first dimensions, ...).
+        tf.Tensor: shape (sum of the first dimensions, ...); the other dimensions are equal.
     """
     return _run("horovod_allgather", [as_tensor(value)], MOVED, name, process_set)[0]
 
@@ -159,15 +151,7 @@ def grouped_allgather(
     *,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """Gather a list of tensors of every rank together; see `allgather`.
-
-    Args:
-        tensors: the tensors; only first dimensions may differ between ranks.
-        name: the name by which ranks match the call.
-
-    Returns:
-        list[tf.Tensor]: the gathered tensors in the order of `tensors`.
-    """
+    """Return a list of tensors of every rank, gathered together; see `allgather`."""
     values = [as_tensor(tensor) for tensor in tensors]
     return _run("horovod_grouped_allgather", values, MOVED, name, process_set)
 
@@ -189,12 +173,7 @@ def broadcast(
     *,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """Return the value of one rank on every rank.
-
-    Args:
-        value: a tensor of the same shape and dtype on all ranks.
-        root_rank: the rank whose value is sent (global rank, also within a process set).
-        name: the name by which ranks match the call.
+    """Return the value of one rank, its global rank also within a process set, on every rank.
 
     Raises:
         ValueError: when `root_rank` is not a rank of the set.
@@ -217,12 +196,8 @@ def reducescatter(
 ) -> tf.Tensor:
     """Combine one tensor of every rank and give each rank its share of the rows.
 
-    Of n rows the first n mod p ranks get one more than the others. All arguments not listed here
-    are those of `allreduce`.
-
-    Args:
-        value: the tensor, of the same shape and dtype on all ranks, with at least one dimension.
-        op: Average or Sum.
+    Of n rows the first n mod p ranks get one more than the others. The arguments are those of
+    `allreduce`; `op` is Average or Sum.
 
     Returns:
         tf.Tensor: this rank's rows of the result.
@@ -230,7 +205,7 @@ def reducescatter(
     Raises:
         ValueError: for another `op`.
     """
-    _require_scatter(op)
+    require(op in (Average, Sum), "op", "be Average or Sum", NAMES.get(op, op))
     settings = _reduction(op, compression, prescale_factor, postscale_factor)
     tensors = [as_tensor(value)]
     with tf.device(device_dense):
@@ -248,15 +223,12 @@ def grouped_reducescatter(
     *,
     name: str | None = None,
 ) -> list[tf.Tensor]:
-    """Reduce and scatter a list of tensors of every rank together; see `reducescatter`.
-
-    Returns:
-        list[tf.Tensor]: this rank's rows of each result.
+    """Return this rank's rows of each tensor, reduced together; see `reducescatter`.
 
     Raises:
         ValueError: when `op` is not Average or Sum.
     """
-    _require_scatter(op)
+    require(op in (Average, Sum), "op", "be Average or Sum", NAMES.get(op, op))
     settings = _reduction(op, compression, prescale_factor, postscale_factor)
     values = [as_tensor(tensor) for tensor in tensors]
     with tf.device(device_dense):
@@ -276,8 +248,6 @@ def alltoall(
     Args:
         tensor: the rows, in the order of the ranks they go to.
         splits: rows for each rank (integers, shape (ranks,)); None splits equally.
-        name: the name by which ranks match the call.
-        ignore_name_scope: accepted for compatibility; a name is always used as it is given.
 
     Returns:
         tf.Tensor, or with `splits` a pair: the rows received, and their count from each rank.
@@ -397,10 +367,6 @@ def _require_adasum(op: int, process_set: ProcessSet) -> None:
 def _require_sparse(op: int, prescale_factor: float, postscale_factor: float) -> None:
     if op not in (Average, Sum) or prescale_factor != 1.0 or postscale_factor != 1.0:
         raise NotImplementedError("Sparse tensors can be averaged or summed, without factors.")
-
-
-def _require_scatter(op: int) -> None:
-    require(op in (Average, Sum), "op", "be Average or Sum", NAMES.get(op, op))
 
 
 def _allreduce_slices(

@@ -13,11 +13,7 @@ from keras.src.callbacks.callback_list import CallbackList
 from keras.src.saving import object_registration
 
 from dlguide.errors import require, require_count
-from dlguide.horovod.guard import (
-    check_interval,
-    refuse_synchronized_layers,
-    require_equal_steps,
-)
+from dlguide.horovod.guard import check_interval, refuse_synchronized_layers, require_equal_steps
 from dlguide.horovod.native import (
     Average,
     Compression,
@@ -59,10 +55,10 @@ def DistributedOptimizer(
     gradients. All ranks must apply equally often. Adasum, which combines updates rather than
     gradients, is not supported, nor is XLA (`jit_compile=True`), for which Horovod has no kernels.
 
-    With a `LossScaleOptimizer` all ranks skip a step together when the gradients of one overflow.
-    In half precision a rank's gradients are those of the mean over its own part of the batch, up
-    to p times as large as that part's share in the mean over the whole batch: they overflow at
-    smaller scales, and other steps are skipped than in one process with the whole batch.
+    With a `LossScaleOptimizer` a rank's gradients are its part of the mean over all ranks, and all
+    ranks skip a step together when those of one overflow. In half precision parts can overflow
+    whose sum does not, and the other way round: now and then the ranks skip another step than one
+    process with the whole batch.
 
     Args:
         optimizer: any Keras 3 optimizer, built or not.
@@ -127,10 +123,8 @@ def PartialDistributedOptimizer(
     A local layer is trained on its rank's own data alone, as in model parallelism.
 
     Args:
-        optimizer: any Keras 3 optimizer.
-        args: see `DistributedOptimizer`.
         local_layers: one built layer, or several, whose gradients stay on their rank.
-        options: see `DistributedOptimizer`.
+        options: those of `DistributedOptimizer`.
 
     Returns:
         keras.optimizers.Optimizer: `optimizer`.
@@ -355,15 +349,21 @@ def _build(optimizer: Any, variables: list[Any]) -> None:
 
 
 def agree_on_overflow() -> None:
-    """Make `LossScaleOptimizer.check_finite` ask all ranks around a distributed optimizer.
+    """Make `LossScaleOptimizer` scale a rank's part of the loss, and ask all ranks for overflows.
 
-    `LossScaleOptimizer` decides from the gradients it is given whether to apply them. Around a
-    distributed optimizer these are still each rank's own: one rank would skip the step while the
-    others wait for it. (Keras adds a loss scale by itself with the policy `mixed_float16`.)
+    It decides from the gradients it is given whether to apply them. Around a distributed optimizer
+    these are still each rank's own: one rank would skip the step while the others wait for it.
+    (Keras adds a loss scale by itself with the policy `mixed_float16`.)
     """
     plain = keras.optimizers.LossScaleOptimizer.check_finite
+    plain_scale = keras.optimizers.LossScaleOptimizer.scale_loss
     if getattr(plain, "asks_all_ranks", False):
         return
+
+    def scale_loss(self: Any, loss: Any) -> Any:
+        for reducer in reducers_of(self):
+            loss = reducer.part_of_mean(loss)
+        return plain_scale(self, loss)
 
     def check_finite(self: Any, grads: list[Any]) -> Any:
         finite = plain(self, grads)
@@ -380,6 +380,7 @@ def agree_on_overflow() -> None:
 
     check_finite.asks_all_ranks = True
     keras.optimizers.LossScaleOptimizer.check_finite = check_finite
+    keras.optimizers.LossScaleOptimizer.scale_loss = scale_loss
 
 
 def compare_steps() -> None:

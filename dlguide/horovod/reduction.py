@@ -91,6 +91,7 @@ class GradientReducer:
 
     def _start(self) -> None:
         self.local: set = set()  # keys of the variables whose gradients stay on their rank
+        self._of_parts = False  # whether the loss was that of `part_of_mean`
         self._agreed = False
         self._check = WeightConsistencyCheck(
             self.check_every, self.process_set, self.passes, self.name
@@ -105,6 +106,16 @@ class GradientReducer:
     def is_local(self, variable: Any) -> bool:
         """Return whether the gradient of a variable stays on its rank."""
         return self.key(variable) in self.local
+
+    def part_of_mean(self, loss: Any) -> Any:
+        """Return this rank's part of the mean loss of all ranks, whose gradients are then added.
+
+        Scaled for half precision, the mean of a rank alone would overflow p times earlier.
+        """
+        if self.op != Average or not communicates(self.process_set):
+            return loss
+        self._of_parts = True
+        return loss / len(members(self.process_set))
 
     def prepare(self, grads: list[Any], variables: list[Any]) -> list[Any]:
         """Check on all ranks together that gradients and weights fit; return the gradients."""
@@ -133,32 +144,33 @@ class GradientReducer:
             return list(grads)
         ranks = len(members(self.process_set))
         results = [_with_tensors(grad) for grad in grads]
+        own_factor = 1 / ranks if self.scale_local_gradients else 1.0
+        op, before, after = self.op, 1.0, 1.0
+        if self._of_parts:
+            op, own_factor = Sum, own_factor * ranks
+        elif op == Average:
+            before, after = 1 / self.predivide, self.predivide
         averaged, overwritten = [], []
         for i, variable in enumerate(variables):
             if results[i] is None:
                 continue
             if self.is_local(variable):
-                results[i] = _times(results[i], 1 / ranks if self.scale_local_gradients else 1)
+                results[i] = _times(results[i], own_factor)
             elif getattr(variable, "overwrite_with_gradient", False):
                 overwritten.append(i)  # the variable's next value: see Keras' float8
             else:
                 averaged.append(i)
         name = f"{self.name}.{_signature([results[i] for i in averaged])}"
-        before, after = 1.0, 1.0
-        if self.op == Average:
-            before, after = 1 / self.predivide, self.predivide
         for number, places in enumerate(self._split(averaged, variables)):
             own = [_times(results[i], before) for i in places]
             group = f"{name}.{number}"
             if self.compresses:
                 of = [variables[i] for i in places]
-                reduced = self.compression.reduce_gradients(
-                    own, of, group, self.op, self.process_set
-                )
+                reduced = self.compression.reduce_gradients(own, of, group, op, self.process_set)
             else:
                 reduced = grouped_allreduce(
                     own,
-                    op=self.op,
+                    op=op,
                     compression=self.compression,
                     process_set=self.process_set,
                     name=group,

@@ -45,14 +45,11 @@ def broadcast_variables(
     require_root(root_rank, process_set)
     if not communicates(process_set) or not targets:
         return
-    require_alike(
-        [
-            f"{keras.backend.standardize_dtype(t.dtype)} {tuple(t.shape)} as number {i + 1}"
-            for i, t in enumerate(targets)
-        ],
-        "The variables of a broadcast",
-        process_set,
-    )
+    described = [
+        f"{keras.backend.standardize_dtype(t.dtype)} {tuple(t.shape)} as number {i + 1}"
+        for i, t in enumerate(targets)
+    ]
+    require_alike(described, "The variables of a broadcast", process_set)
 
     def assign() -> None:
         for i, target in enumerate(targets):
@@ -72,10 +69,6 @@ def broadcast_global_variables(root_rank: int, model: keras.Model | None = None)
 
     Keras 3 keeps no list of all variables, so that the model must be passed. Seeds of random
     layers remain different: dropout must not be the same everywhere.
-
-    Args:
-        root_rank: the rank whose values are sent.
-        model: the model; with an optimizer when it is compiled.
 
     Raises:
         RuntimeError: when no model is given.
@@ -99,9 +92,8 @@ def model_state(model: keras.Model) -> list[keras.Variable]:
 def _listed(variables: Any) -> list[Any]:
     if isinstance(variables, keras.Variable | tf.Variable):
         return [variables]
-    require(
-        isinstance(variables, Iterable), "variables", "be a variable or a list of them", variables
-    )
+    must = "be a variable or a list of them"
+    require(isinstance(variables, Iterable), "variables", must, variables)
     return list(variables)
 
 
@@ -185,13 +177,9 @@ def _class_of(make: Callable[..., Any]) -> type:
     class Made:
         @staticmethod
         def from_config(config: dict[str, Any]) -> Any:
-            settings = {
-                key: keras.saving.deserialize_keras_object(value)
-                if isinstance(value, dict)
-                else value
-                for key, value in config.items()
-            }
-            return make(**settings)
+            nested = {key: value for key, value in config.items() if isinstance(value, dict)}
+            made = map(keras.saving.deserialize_keras_object, nested.values())
+            return make(**config | dict(zip(nested, made, strict=True)))
 
     return Made
 

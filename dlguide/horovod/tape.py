@@ -34,7 +34,6 @@ def DistributedGradientTape(
     not both. All arguments not listed here are those of `DistributedOptimizer`.
 
     Args:
-        gradtape: the tape.
         op: Average, Sum, Min, Max, Product or Adasum.
         scale_local_gradients: divide the gradients of local sources by p.
 
@@ -77,10 +76,8 @@ def PartialDistributedGradientTape(
     """Make a tape return averaged gradients for all layers but the local ones.
 
     Args:
-        gradtape: the tape.
-        args: see `DistributedGradientTape`.
         local_layers: one built layer, or several, whose gradients stay on their rank.
-        options: see `DistributedGradientTape`.
+        options: those of `DistributedGradientTape`.
 
     Returns:
         tf.GradientTape: `gradtape`.

@@ -18,11 +18,9 @@ from __future__ import annotations
 
 import builtins
 import functools
-import importlib
 import io
 import json
 import os
-import pkgutil
 import shutil
 import sys
 import tempfile
@@ -40,7 +38,7 @@ from dlguide.files import atomic_write
 from dlguide.horovod import runtime
 from dlguide.horovod.native import native
 from dlguide.horovod.transparent import normalization, patches
-from dlguide.horovod.transparent.session import Refused, Session
+from dlguide.horovod.transparent.session import Refused, Session, replaces
 
 __all__ = ["REPORT", "Refused", "Session", "finish", "start"]
 
@@ -223,9 +221,9 @@ def _check_path(session: Session, path: Any, flags: int | None) -> None:
 def _check_saved(check: Callable[[Any, int], None]) -> None:
     """Check the paths of what Keras writes past Python's `open`: HDF5 and TensorFlow's files."""
 
-    def checked(plain: Any, path_of: Callable[..., Any]) -> Any:
-        @functools.wraps(plain)
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def checked(owner: Any, name: str, path_of: Callable[..., Any]) -> Any:
+        @replaces(owner, name)
+        def call(plain: Any, *args: Any, **kwargs: Any) -> Any:
             check(path_of(*args, **kwargs), os.O_TRUNC)
             return plain(*args, **kwargs)
 
@@ -234,33 +232,27 @@ def _check_saved(check: Callable[[Any, int], None]) -> None:
     def second(_model: Any, filepath: Any = None, *_: Any, **kwargs: Any) -> Any:
         return filepath
 
-    save = checked(saving_api.save_model, second)
-    saving_api.save_model = keras.saving.save_model = keras.models.save_model = save
-    saving_api.save_weights = checked(saving_api.save_weights, second)
-    keras.Model.export = checked(keras.Model.export, second)
-    board = keras.callbacks.TensorBoard
-    board.set_model = checked(board.set_model, lambda callback, *_: callback.log_dir)
+    save = checked(saving_api, "save_model", second)
+    keras.saving.save_model = keras.models.save_model = save
+    checked(saving_api, "save_weights", second)
+    checked(keras.Model, "export", second)
+    checked(keras.callbacks.TensorBoard, "set_model", lambda callback, *_: callback.log_dir)
 
 
 def _refuse_checkpoints(session: Session) -> None:
     """Refuse TensorFlow's checkpoints, which are written past Python's `open`."""
 
-    def refused(name: str) -> Any:
-        def call(self: Any, *args: Any, **kwargs: Any) -> None:
-            session.refuse(f"writes with `tf.train.{name}`, which every rank would do")
-
-        return call
-
-    tf.train.Checkpoint.save = tf.train.Checkpoint.write = refused("Checkpoint")
-    tf.train.CheckpointManager.save = refused("CheckpointManager")
+    for kind, method in (("Checkpoint", "save"), ("Checkpoint", "write"),
+                         ("CheckpointManager", "save")):  # fmt: skip
+        why = f"writes with `tf.train.{kind}`, which every rank would do"
+        setattr(getattr(tf.train, kind), method, lambda *_, why=why, **__: session.refuse(why))
 
 
 def _fetch_in_turn(session: Session) -> None:
     """Let rank 0 download what Keras downloads; the others then find it."""
-    plain = file_utils.get_file
 
-    @functools.wraps(plain)
-    def get_file(*args: Any, **kwargs: Any) -> Any:
+    @replaces(file_utils, "get_file")
+    def get_file(plain: Any, *args: Any, **kwargs: Any) -> Any:
         if session.rank > 0:
             session.barrier()
             return plain(*args, **kwargs)
@@ -269,8 +261,7 @@ def _fetch_in_turn(session: Session) -> None:
         finally:
             session.barrier()
 
-    for module in pkgutil.iter_modules(importlib.import_module("keras.src.datasets").__path__):
-        loaded = sys.modules.get(f"keras.src.datasets.{module.name}")
-        if getattr(loaded, "get_file", None) is plain:
-            loaded.get_file = get_file
-    file_utils.get_file = keras.utils.get_file = get_file
+    for name, module in list(sys.modules.items()):
+        if name.startswith("keras.src.datasets.") and hasattr(module, "get_file"):
+            module.get_file = get_file
+    keras.utils.get_file = get_file

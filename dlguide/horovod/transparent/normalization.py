@@ -15,7 +15,6 @@ Source:
 
 from __future__ import annotations
 
-import functools
 import itertools
 from typing import Any
 
@@ -25,24 +24,20 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGra
 
 from dlguide.horovod.native import Sum
 from dlguide.horovod.ops import allgather, allreduce
-from dlguide.horovod.transparent.session import Session
+from dlguide.horovod.transparent.session import Session, replaces
 
 TWICE = "takes the gradient of a gradient through the batch normalization `{}`"
 
 
 def install(session: Session) -> None:
     """Let layers of batch normalization ask all ranks within a shared step."""
-    kind = keras.layers.BatchNormalization
-    plain = kind._moments
 
-    @functools.wraps(plain)
-    def moments(self: Any, inputs: Any, mask: Any) -> Any:
+    @replaces(keras.layers.BatchNormalization, "_moments")
+    def moments(plain: Any, self: Any, inputs: Any, mask: Any) -> Any:
         if session.weight is None or session.ranks == 1:
             return plain(self, inputs, mask)
         _refuse_loops(session, self)
         return moments_over_ranks(session, self, inputs, mask)
-
-    kind._moments = moments
 
 
 def _refuse_loops(session: Session, layer: Any) -> None:

@@ -27,7 +27,7 @@ from keras.src.trainers.compile_utils import CompileLoss
 
 from dlguide.horovod.callbacks import BroadcastGlobalVariablesCallback
 from dlguide.horovod.reduction import reducers_of
-from dlguide.horovod.transparent.session import Session
+from dlguide.horovod.transparent.session import Session, replaces
 from dlguide.horovod.transparent.sharing import (
     BatchCounts,
     average_logs,
@@ -67,10 +67,8 @@ def install(session: Session) -> None:
 
 
 def _share_data(session: Session) -> None:
-    plain = backend.TFEpochIterator.__init__
-
-    @functools.wraps(plain)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    @replaces(backend.TFEpochIterator, "__init__")
+    def init(plain: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **kwargs)
         if session.phase not in ("train", "test"):
             return
@@ -83,14 +81,12 @@ def _share_data(session: Session) -> None:
         except ValueError as error:
             session.refuse(str(error).splitlines()[-1].strip().removeprefix("ValueError: "))
 
-    backend.TFEpochIterator.__init__ = init
-
 
 def _share_fit(session: Session, counts: dict[str, BatchCounts]) -> None:
-    plain, signature, seeds = Trainer.fit, inspect.signature(Trainer.fit), set()
+    signature, seeds = inspect.signature(Trainer.fit), set()
 
-    @functools.wraps(plain)
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @replaces(Trainer, "fit")
+    def fit(plain: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         given = signature.bind(self, *args, **kwargs)
         check_model(session, self)
         first = BroadcastGlobalVariablesCallback(0)
@@ -110,35 +106,30 @@ def _share_fit(session: Session, counts: dict[str, BatchCounts]) -> None:
         session.barrier()
         return history
 
-    Trainer.fit = fit
-
-    def refused(name: str) -> Any:
-        def call(self: Any, *args: Any, **kwargs: Any) -> None:
-            session.refuse(f"trains or tests batch by batch with `{name}`: use `fit`, `evaluate`")
-
-        return call
-
     for name in ("train_on_batch", "test_on_batch"):
-        setattr(Trainer, name, refused(name))
+        why = f"trains or tests batch by batch with `{name}`: use `fit`, `evaluate`"
+        setattr(Trainer, name, lambda *_, why=why, **__: session.refuse(why))
 
 
 def _share_evaluate(session: Session, counts: dict[str, BatchCounts]) -> None:
-    for name, phase in (("evaluate", "test"), ("predict", "whole")):
-        plain = getattr(Trainer, name)
+    def run(call: Any, name: str, phase: str, what: str) -> Any:
+        inside = session.phase == "train"
+        with session.during(phase):
+            if not inside:
+                session.report.change(name, session.line, what)
+            return call()
 
-        def call(self: Any, *args: Any, plain=plain, name=name, phase=phase, **kwargs: Any) -> Any:
-            inside = session.phase == "train"
-            if phase == "test":
-                check_model(session, self)
-                counts["test"].clear()
-            with session.during(phase):
-                if not inside:
-                    shares = "each rank takes its part of every batch"
-                    what = shares if phase == "test" else "runs whole on every rank"
-                    session.report.change(name, session.line, what)
-                return plain(self, *args, **kwargs)
+    @replaces(Trainer, "evaluate")
+    def evaluate(plain: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        check_model(session, self)
+        counts["test"].clear()
+        call = functools.partial(plain, self, *args, **kwargs)
+        return run(call, "evaluate", "test", "each rank takes its part of every batch")
 
-        setattr(Trainer, name, functools.wraps(plain)(call))
+    @replaces(Trainer, "predict")
+    def predict(plain: Any, *args: Any, **kwargs: Any) -> Any:
+        call = functools.partial(plain, *args, **kwargs)
+        return run(call, "predict", "whole", "runs whole on every rank")
 
 
 def _share_functions(session: Session, counts: dict[str, BatchCounts]) -> None:
@@ -159,18 +150,16 @@ def _share_functions(session: Session, counts: dict[str, BatchCounts]) -> None:
 
         return call
 
-    def make_train_function(self: Any, force: bool = False) -> Any:
-        if self.train_function is None or force:
-            self.train_function = make(self, "train", self.train_step)
-        return self.train_function
+    def maker(phase: str) -> Any:
+        def make_function(self: Any, force: bool = False) -> Any:
+            if getattr(self, f"{phase}_function") is None or force:
+                step = getattr(self, f"{phase}_step")
+                setattr(self, f"{phase}_function", make(self, phase, step))
+            return getattr(self, f"{phase}_function")
 
-    def make_test_function(self: Any, force: bool = False) -> Any:
-        if self.test_function is None or force:
-            self.test_function = make(self, "test", self.test_step)
-        return self.test_function
+        return make_function
 
-    Trainer.make_train_function = make_train_function
-    Trainer.make_test_function = make_test_function
+    Trainer.make_train_function, Trainer.make_test_function = maker("train"), maker("test")
 
 
 def _check_first(session: Session, model: Any, counts: BatchCounts, phase: str) -> None:
@@ -197,9 +186,8 @@ def _check_first(session: Session, model: Any, counts: BatchCounts, phase: str) 
 
 
 def _share_results(session: Session, counts: dict[str, BatchCounts]) -> None:
-    plain = base.Trainer._get_metrics_result_or_logs
-
-    def results(self: Any, logs: Any) -> Any:
+    @replaces(base.Trainer, "_get_metrics_result_or_logs")
+    def results(plain: Any, self: Any, logs: Any) -> Any:
         phase = session.phase
         if phase not in counts:
             return plain(self, logs)
@@ -215,8 +203,6 @@ def _share_results(session: Session, counts: dict[str, BatchCounts]) -> None:
         counts[phase].clear()
         return found
 
-    base.Trainer._get_metrics_result_or_logs = results
-
 
 def _weigh_means(session: Session) -> None:
     """Weight a scalar that a mean takes from a part of a batch by its samples.
@@ -224,21 +210,17 @@ def _weigh_means(session: Session) -> None:
     Keras gives such a scalar (the loss of one of several outputs, the result of a metric's
     function for a whole batch) the same weight for every batch, whatever its size.
     """
-    plain = keras.metrics.Mean.update_state
 
-    @functools.wraps(plain)
-    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
+    @replaces(keras.metrics.Mean, "update_state")
+    def update_state(plain: Any, self: Any, values: Any, sample_weight: Any = None) -> Any:
         scalar = getattr(values, "shape", ()) == ()
         if session.weight is not None and sample_weight is None and scalar:
             sample_weight = session.weight / session.ranks
         return plain(self, values, sample_weight)
 
-    keras.metrics.Mean.update_state = update_state
-
 
 def _share_decisions(session: Session) -> None:
     """Stop all ranks when one stops, as a callback of the script may do."""
-    batch_end, epoch_end = CallbackList._on_train_batch_end, CallbackList.on_epoch_end
 
     def decides(callback: Any) -> bool:
         kind = type(callback)
@@ -254,26 +236,24 @@ def _share_decisions(session: Session) -> None:
         model = callbacks.callbacks[0].model
         model.stop_training = session.any(bool(model.stop_training))
 
-    def on_train_batch_end(self: Any, batch: int, logs: Any = None) -> None:
-        batch_end(self, batch, logs)
+    @replaces(CallbackList, "_on_train_batch_end")
+    def on_train_batch_end(plain: Any, self: Any, batch: int, logs: Any = None) -> None:
+        plain(self, batch, logs)
         if session.phase == "train" and any(decides(each) for each in self.callbacks):
             agree(self)
 
-    def on_epoch_end(self: Any, epoch: int, logs: Any = None) -> None:
-        epoch_end(self, epoch, logs)
+    @replaces(CallbackList, "on_epoch_end")
+    def on_epoch_end(plain: Any, self: Any, epoch: int, logs: Any = None) -> None:
+        plain(self, epoch, logs)
         if session.phase == "train":
             agree(self)
-
-    CallbackList._on_train_batch_end = on_train_batch_end
-    CallbackList.on_epoch_end = on_epoch_end
 
 
 def _watch_optimizers(session: Session) -> None:
     """Allow gradients to be applied in shared steps only, by all ranks together."""
-    plain = BaseOptimizer.apply
 
-    @functools.wraps(plain)
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    @replaces(BaseOptimizer, "apply")
+    def apply(plain: Any, self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         if session.weight is None:
             session.refuse(
                 "applies gradients in its own loop, outside `fit`: move the step into the "
@@ -283,8 +263,6 @@ def _watch_optimizers(session: Session) -> None:
             return plain(self, grads, trainable_variables)
         distribute(session, self)  # it is a distributed optimizer now
         return self.apply(grads, trainable_variables)
-
-    BaseOptimizer.apply = apply
 
 
 def check_model(session: Session, model: Any) -> None:
@@ -393,33 +371,29 @@ def _check_loss(session: Session, name: str, loss: Any, y_true: Any, y_pred: Any
 
 def _check_losses(session: Session) -> None:
     """Check every loss of `compile` in the first shared step that uses it."""
-    plain_call, plain_loss = CompileLoss.call, keras.losses.Loss.__call__
-    plain_add = keras.Layer.add_loss
     checked: dict[int, Any] = {}
     inside = False
 
-    @functools.wraps(plain_loss)
-    def loss_call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    @replaces(keras.losses.Loss, "__call__")
+    def loss_call(
+        plain: Any, self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
+    ) -> Any:
         if inside and session.weight is not None and id(self) not in checked:
             checked[id(self)] = self
-            _check_loss(session, self.name, functools.partial(plain_loss, self), y_true, y_pred)
-        return plain_loss(self, y_true, y_pred, sample_weight)
+            _check_loss(session, self.name, functools.partial(plain, self), y_true, y_pred)
+        return plain(self, y_true, y_pred, sample_weight)
 
-    @functools.wraps(plain_call)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @replaces(CompileLoss, "call")
+    def call(plain: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal inside
         inside = True
         try:
-            return plain_call(self, *args, **kwargs)
+            return plain(*args, **kwargs)
         finally:
             inside = False
 
-    @functools.wraps(plain_add)
-    def add_loss(self: Any, loss: Any) -> None:
+    @replaces(keras.Layer, "add_loss")
+    def add_loss(plain: Any, self: Any, loss: Any) -> None:
         if not type(self).__module__.startswith("keras."):
             session.report.assume(f"what `{self.name}` adds with `add_loss` {MEAN}")
-        return plain_add(self, loss)
-
-    keras.losses.Loss.__call__ = loss_call
-    CompileLoss.call = call
-    keras.Layer.add_loss = add_loss
+        return plain(self, loss)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,6 +17,18 @@ from dlguide.horovod.native import Max
 from dlguide.horovod.ops import allgather, allreduce
 
 REFUSED = "refused"  # file with the reason, in the run's folder
+
+
+def replaces(owner: Any, name: str) -> Callable[[Callable], Callable]:
+    """Replace a method or function by one that gets the plain one as its first argument."""
+    plain = getattr(owner, name)
+
+    def decorate(function: Callable) -> Callable:
+        call = functools.wraps(plain)(lambda *args, **kwargs: function(plain, *args, **kwargs))
+        setattr(owner, name, call)
+        return call
+
+    return decorate
 
 
 class Refused(BaseException):

@@ -25,9 +25,8 @@ from dlguide.horovod.transparent.session import Session
 
 OWN, TOTAL, PRINT = range(3)  # places in the sizes that accompany the data
 SCALE = (
-    "Loss scale: gradients in half precision are those of each rank's mean, larger than the "
-    "rank's share of one process' gradients, so that they overflow at a smaller scale: all ranks "
-    "may skip a step that one process takes."
+    "Loss scale: in half precision a rank's part of a gradient can overflow where the whole does "
+    "not, or the other way round: all ranks may skip another step than one process."
 )
 SEED_STEP = 7919  # between the seeds of neighbouring ranks
 
