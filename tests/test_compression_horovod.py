@@ -1,6 +1,6 @@
 """Compressed gradients under Horovod, in Keras and in `training.fit`, are those on NumPy.
 
-Tests dlguide.parallel.compression and dlguide.parallel.codecs on tensors.
+Tests dlguide.parallel.compression. Gradients are tensors here.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def horovod_on_ranks(names):
             if not compressor.sent == alone.sent == 3 * predicted:
                 wrong.append([name, "bytes", compressor.sent, alone.sent, predicted])
             if p > 1 and compressor.keeps_errors:
-                errors = [v.numpy() for v in compressor.variables if "error" in v.name]
+                errors = list(compressor.errors.values())
                 if not close(errors, list(alone.errors.values())) or len(errors) != 2:
                     wrong.append([name, "errors", graph])
         # the tape, and the sum in place of the mean
@@ -99,19 +99,6 @@ def horovod_on_ranks(names):
         np.asarray(kernel).ravel()[:20], -1
     ):
         wrong.append("rows of an embedding")
-
-    # what is remembered goes into TensorFlow's own checkpoints and back
-    if p > 1:
-        import tempfile
-
-        before = [v.numpy() for v in compressor.variables]
-        with tempfile.TemporaryDirectory() as folder:
-            path = tf.train.Checkpoint(kept=compressor.variables).write(f"{folder}/kept")
-            for v in compressor.variables:
-                v.assign(v * 0 - 1)
-            tf.train.Checkpoint(kept=compressor.variables).read(path).assert_consumed()
-        if not close(before, [v.numpy() for v in compressor.variables]) or not before:
-            wrong.append("checkpoint")
 
     # fit of Keras, with accumulation over passes inside
     keras.utils.set_random_seed(1)

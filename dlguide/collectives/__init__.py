@@ -29,14 +29,7 @@ from dlguide.collectives.algorithms import (
     reduce_tree,
     ring_share,
 )
-from dlguide.collectives.autotune import (
-    LIBRARY,
-    NAMES,
-    AllreduceTable,
-    library_arguments,
-    library_can,
-    table_of,
-)
+from dlguide.collectives.autotune import LIBRARY, NAMES, AllreduceTable, library_can, table_of
 from dlguide.collectives.buffers import OPERATIONS, flatten, parts
 from dlguide.collectives.shared import SharedArray, allreduce_shared, in_window, shared_array
 from dlguide.errors import require, require_known
@@ -125,11 +118,7 @@ def allreduce(
         name = (table or table_of(comm)).choose(array.nbytes)
         if array.nbytes >= IN_WINDOW_BYTES and in_window(array, comm):
             name = "shared"
-    if name == LIBRARY:
-        if library_can(array.dtype):
-            in_place, operation = library_arguments(op)
-            comm.Allreduce(in_place, array, operation)
-            return array
+    if name == LIBRARY and not library_can(array.dtype):
         must, then = "be able to add the array's numbers", "Take another algorithm."
         require(algorithm == "auto", "algorithm", must, str(array.dtype), then)
         name = "recursive_doubling"

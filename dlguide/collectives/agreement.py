@@ -56,7 +56,6 @@ def agree_or_raise(comm: Any, values: Mapping[str, Any] | None = None) -> Iterat
     must enter the block, and nothing inside may communicate.
 
     Args:
-        comm: the ranks.
         values: arguments that must be equal on all ranks, by name.
 
     Raises:
@@ -89,8 +88,6 @@ def require_equal_buffers(comm: Comm, array: Any, **values: Any) -> None:
     sum without any message. Costs one allreduce of 16 bytes.
 
     Args:
-        comm: an mpi4py communicator.
-        array: this rank's buffer.
         values: further arguments that must be equal, by name; numbers and texts.
 
     Raises:

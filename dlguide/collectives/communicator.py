@@ -18,31 +18,22 @@ if TYPE_CHECKING:
 
 
 class Communicator(Protocol):
-    """The ranks of a program: index, count, and a few collectives that all of them call.
-
-    Attributes:
-        rank: index of this process.
-        size: number of processes (count).
-    """
+    """The ranks of a program: index, count, and a few collectives that all of them call."""
 
     rank: int
     size: int
 
     def broadcast(self, variables: Sequence[keras.Variable]) -> None:
         """Set variables on every rank to the values of rank 0."""
-        ...
 
     def allreduce_mean(self, variables: Sequence[keras.Variable]) -> None:
         """Set variables on every rank to their mean over all ranks."""
-        ...
 
     def allreduce_sum(self, values: Sequence[float]) -> list[float]:
         """Sum values over ranks in double precision: exact for counts below 2**53."""
-        ...
 
     def allgather_bytes(self, data: bytes) -> list[bytes]:
         """Return the bytes of every rank, in rank order; lengths may differ."""
-        ...
 
     def allgather(self, text: str) -> list[str]:
         """Return the text of every rank, in rank order."""
@@ -57,17 +48,15 @@ class SingleProcess(Communicator):
     rank, size = 0, 1
 
     def broadcast(self, variables: Sequence[keras.Variable]) -> None:
-        """Leave the variables as they are."""
+        pass
 
     def allreduce_mean(self, variables: Sequence[keras.Variable]) -> None:
-        """Leave the variables as they are."""
+        pass
 
     def allreduce_sum(self, values: Sequence[float]) -> list[float]:
-        """Return the values as floats."""
         return [float(value) for value in values]
 
     def allgather_bytes(self, data: bytes) -> list[bytes]:
-        """Return a list of this process's bytes."""
         return [data]
 
     def distribute(self, optimizer: keras.Optimizer, compression: Any = None) -> keras.Optimizer:
@@ -82,22 +71,18 @@ class MPICommunicator(Communicator):
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
 
     def broadcast(self, variables: Sequence[keras.Variable]) -> None:
-        """Set variables on every rank to the values of rank 0."""
         values = [np.asarray(variable) for variable in variables] if self.rank == 0 else None
         for variable, value in zip(variables, self.comm.bcast(values), strict=True):
             variable.assign(value)
 
     def allreduce_mean(self, variables: Sequence[keras.Variable]) -> None:
-        """Set variables on every rank to their mean over all ranks."""
         for variable in variables:
             total = np.ascontiguousarray(variable, np.float64)
             mean = self.comm.allreduce(total) / self.size
             variable.assign(mean.astype(np.asarray(variable).dtype))
 
     def allreduce_sum(self, values: Sequence[float]) -> list[float]:
-        """Sum values over ranks in double precision: exact for counts below 2**53."""
         return [float(total) for total in self.comm.allreduce(np.asarray(values, np.float64))]
 
     def allgather_bytes(self, data: bytes) -> list[bytes]:
-        """Return the bytes of every rank, in rank order; lengths may differ."""
         return self.comm.allgather(data)
