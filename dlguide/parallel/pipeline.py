@@ -140,16 +140,8 @@ class PipelineParallel:
 
         if stage.trainable_variables:
             self.optimizer.build(stage.trainable_variables)
-        graphs: dict[int, Any] = {}
-
         # one graph for each size of a microbatch; there are two at most
-        def compiled(inputs: Any, labels: Any) -> Any:
-            size = inputs.shape[0]
-            if size not in graphs:
-                graphs[size] = forward.get_concrete_function(inputs, labels)
-            return graphs[size](inputs, labels)
-
-        self._forward, self._update = compiled, update
+        self._forward, self._update = forward, update
 
     def step(self, images: np.ndarray, labels: np.ndarray) -> PipelineStep:
         """Train on one batch; every rank must call.
