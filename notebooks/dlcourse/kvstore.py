@@ -263,12 +263,7 @@ class FlatNet:
     """A classifier whose weights lie outside of it, in one flat array."""
 
     def __init__(
-        self,
-        net: str,
-        data: Dataset,
-        seed: int = 0,
-        dtype: str = "float32",
-        device: str = "cpu",
+        self, net: str, data: Dataset, seed: int = 0, dtype: str = "float32", device: str = "cpu"
     ) -> None:
         import tensorflow as tf
 

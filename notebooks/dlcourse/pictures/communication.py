@@ -368,8 +368,7 @@ def accuracy_and_bytes(
 
 
 def seconds_on_links(
-    seconds: Mapping[str, Mapping[str, Mapping[str, float]]],
-    spread: Mapping[str, Sequence[float]],
+    seconds: Mapping[str, Mapping[str, Mapping[str, float]]], spread: Mapping[str, Sequence[float]]
 ) -> Figure:
     """Draw link -> scheme -> part -> seconds as bars, a panel per link, the fastest one in bold.
 

@@ -337,9 +337,7 @@ def throughput(
 
 
 def text_losses(
-    looks: Mapping[int, float],
-    tables: Mapping[str, float],
-    trained: Mapping[str, Sequence[float]],
+    looks: Mapping[int, float], tables: Mapping[str, float], trained: Mapping[str, Sequence[float]]
 ) -> Figure:
     """Draw a network's loss by step, and losses on the test text beside those of tables.
 
