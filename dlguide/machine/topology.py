@@ -95,9 +95,10 @@ class Machine:
         """
         file = Path(path)
         try:
-            plain = json.loads(file.read_text(encoding="utf-8"))
+            plain, fault = json.loads(file.read_text(encoding="utf-8")), ""
         except ValueError as error:  # no UTF-8, or no JSON: both texts name the place
-            _expect(False, file.name, "the top", f"JSON in UTF-8 ({error})", "something else")
+            plain, fault = None, str(error)
+        _expect(not fault, file.name, "the top", f"JSON in UTF-8 ({fault})", "something else")
         _check(plain, file.name)
         cores = tuple(Core(**core) for core in plain["cores"])
         for key, count in _counts(cores).items():
