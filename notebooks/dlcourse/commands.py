@@ -249,7 +249,7 @@ def usecase(
             found = run.plan(case, cluster, output, real, seed, own, begun_s, watts_per_node)
             print(f"\n{found}\n\nWritten:\n  {output / run.PLAN}")
             return
-        result = run.run(case, cluster, output, real, seed, own, speedup, print, begun_s)
+        result = run.run(case, cluster, output, real, seed, own, speedup, begun_s)
     _print_results(result)
 
 

@@ -37,8 +37,8 @@ def test_narrow_terminal_gets_a_list_with_every_word():
     wide = len(str(report.table([LONG])).splitlines()[1])
     assert report.table([LONG]).fitting(wide) == str(report.table([LONG]))
     narrow = report.table([LONG, SHORT]).fitting(wide - 1)
-    assert narrow == report.table([LONG, SHORT]).listed(wide - 3)
-    listed = report.table([LONG, SHORT]).listed(60)
+    assert max(map(len, narrow.splitlines())) <= wide - 3
+    listed = report.table([LONG, SHORT]).fitting(62)
     assert max(map(len, listed.splitlines())) <= 60
     for finding, block in zip((LONG, SHORT), listed.split("\n\n"), strict=True):
         words = " ".join(block.split())

@@ -14,7 +14,7 @@ from on_ranks import on_ranks
 
 from dlcourse.usecases import chest_xray, report
 from dlcourse.usecases.chest_xray import data, model, phantoms
-from dlcourse.usecases.chest_xray.train import STAGES, ChestXrayConfig
+from dlcourse.usecases.chest_xray.train import STAGES, ChestXrayConfig, tuning_schedule
 from dlguide import published
 from dlguide.training import checkpoint
 from dlguide.training.checkpoint import CheckpointError
@@ -214,7 +214,7 @@ def test_rate_grows_with_the_global_batch_and_begins_at_the_checkpoints(packed, 
     assert larger.start_rate == pytest.approx(outcome.start_rate)
     # linear decay behind the warmup: at the end of epoch 1 of 2 a third of it is over
     highest = 2 * outcome.start_rate
-    schedule = chest_xray.tuning_schedule(highest, 2, outcome.start_rate)
+    schedule = tuning_schedule(highest, 2, outcome.start_rate)
     assert larger.tuning.learning_rate == pytest.approx(highest, rel=0.05)
     steps = larger.tuning.steps_per_epoch
     expected = highest * (1 - (steps - 1 - round(0.5 * steps)) / (2 * steps - round(0.5 * steps)))
@@ -346,7 +346,7 @@ def test_densenet_trains_on_published_radiographs_from_keras_weights(packed, tmp
     real = shutil.copytree(packed, tmp_path / "real")
     (real / data.PHANTOMS).unlink()
     weights = tmp_path / "densenet121.weights.h5"
-    chest_xray.build("densenet121", 32, outputs=1000).save_weights(weights)
+    model.build("densenet121", 32, outputs=1000).save_weights(weights)
     one = chest_xray.train(real, 0, tmp_path / "c", parallel=False, weights=weights, image=32,
                            epochs=1, batch_per_rank=24)  # fmt: skip
     assert (one.net, len(one.test.labels)) == ("densenet121", len(chest_xray.read(packed).test))

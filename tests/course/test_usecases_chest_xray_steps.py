@@ -8,7 +8,7 @@ from sklearn.metrics import log_loss
 
 from dlcourse.usecases import chest_xray
 from dlcourse.usecases.chest_xray import model as nets
-from dlcourse.usecases.chest_xray.train import label_accuracy, optimizer
+from dlcourse.usecases.chest_xray.train import label_accuracy, optimizer, weighted_loss
 from dlguide.collectives.communicator import SingleProcess
 from dlguide.training.step import Gradients
 
@@ -33,7 +33,7 @@ def test_loss_is_the_weighted_cross_entropy_of_scikit_learn():
     rng = np.random.default_rng(1)
     logits, labels = rng.normal(size=(30, 3)), rng.random((30, 3)) < 0.3
     weights = chest_xray.class_weights(labels)
-    ours = np.asarray(chest_xray.weighted_loss(labels, logits, weights))
+    ours = np.asarray(weighted_loss(labels, logits, weights))
     theirs = [
         log_loss(labels[:, k], 1 / (1 + np.exp(-logits[:, k])), normalize=False,
                  sample_weight=np.where(labels[:, k], weights[1, k], weights[0, k]))
@@ -49,7 +49,7 @@ def gradients_of(model, ranks, weights):
 
     labels = tf.TensorSpec([None, weights.shape[1]], tf.int32)
     loss, metrics = (
-        partial(chest_xray.weighted_loss, weights=weights),
+        partial(weighted_loss, weights=weights),
         {"right": label_accuracy},
     )
     return Gradients(model, optimizers.SGD(), ranks, loss, metrics, labels)

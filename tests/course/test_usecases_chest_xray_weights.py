@@ -66,7 +66,7 @@ def test_all_layers_but_the_last_come_along(tmp_path):
     old = saved(tmp_path)
     new = nets.build(seed=2)
     head = [np.asarray(each).copy() for each in new.get_layer("logits").weights]
-    origin = chest_xray.transfer(new, tmp_path)
+    origin = nets.transfer(new, tmp_path)
     assert (origin.epoch, origin.rate, origin.global_batch) == (6, pytest.approx(0.03), 64)
     for name in ("conv1", "conv2", "conv3", "hidden"):
         for one, other in zip(
@@ -81,7 +81,7 @@ def test_keras_file_of_any_number_of_classes_is_read(tmp_path):
     old = nets.build(outputs=1000, seed=3)
     old.save_weights(tmp_path / "pictures.weights.h5")
     new = nets.build(seed=4)
-    origin = chest_xray.transfer(new, tmp_path / "pictures.weights.h5")
+    origin = nets.transfer(new, tmp_path / "pictures.weights.h5")
     assert origin.rate is None
     assert (np.asarray(new.get_layer("hidden").kernel) == np.asarray(old.get_layer("hidden").kernel)
             ).all()  # fmt: skip
@@ -94,10 +94,10 @@ def test_weights_of_another_net_say_what_was_looked_for_and_found(tmp_path):
     before = [np.asarray(each).copy() for each in new.weights]
     said = r"another net than chest_cnn .*looked for hidden/kernel of shape \(768, 96\), found one"
     with pytest.raises(CheckpointError, match=said):
-        chest_xray.transfer(new, tmp_path / "small")
+        nets.transfer(new, tmp_path / "small")
     nets.build(image=48).save_weights(tmp_path / "other.weights.h5")
     with pytest.raises(CheckpointError, match=r"another net than chest_cnn .*looked for its 8 arr"):
-        chest_xray.transfer(new, tmp_path / "other.weights.h5")
+        nets.transfer(new, tmp_path / "other.weights.h5")
     assert all((np.asarray(a) == b).all() for a, b in zip(new.weights, before, strict=True))
 
 
@@ -109,7 +109,7 @@ def test_net_of_other_layers_is_refused_by_name(tmp_path):
     saved(tmp_path, model=other)
     said = r"looked for conv1/kernel of shape \(3, 3, 1, 16\), found nothing of that name"
     with pytest.raises(CheckpointError, match=said):
-        chest_xray.transfer(nets.build(), tmp_path)
+        nets.transfer(nets.build(), tmp_path)
 
 
 def test_cut_file_is_refused(tmp_path):
@@ -117,35 +117,35 @@ def test_cut_file_is_refused(tmp_path):
     nets.build().save_weights(path)
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(CheckpointError, match=r"cannot be read as HDF5.*cut short"):
-        chest_xray.transfer(nets.build(), path)
+        nets.transfer(nets.build(), path)
 
 
 def test_missing_file_says_what_could_be_there(tmp_path):
     said = r"no weights at .*none.weights.h5.*\.dlguide or \.h5 of chest_cnn"
     with pytest.raises(MissingComponentError, match=said):
-        chest_xray.transfer(nets.build(), tmp_path / "none.weights.h5")
+        nets.transfer(nets.build(), tmp_path / "none.weights.h5")
     with pytest.raises(MissingComponentError, match=said):
         chest_xray.check(weights=tmp_path / "none.weights.h5")
 
 
 @pytest.mark.parametrize("net", nets.LARGE)
 def test_large_nets_give_14_logits_and_take_weights_of_their_kind(net, tmp_path):
-    model = chest_xray.build(net, 32, seed=5)
+    model = nets.build(net, 32, seed=5)
     assert model.output_shape == (None, 14)
     assert model.input_shape == (None, 32, 32, 3)
-    pictures = chest_xray.build(net, 32, outputs=10, seed=6)
+    pictures = nets.build(net, 32, outputs=10, seed=6)
     saved(tmp_path, 1, model=pictures)
-    chest_xray.transfer(model, tmp_path)
+    nets.transfer(model, tmp_path)
     kernels = [
         next(v for v in each.weights if v.path.endswith("kernel")) for each in (model, pictures)
     ]
     assert (np.asarray(kernels[0]) == np.asarray(kernels[1])).all()
     pictures.save_weights(tmp_path / "pictures.weights.h5")
     with pytest.raises(CheckpointError, match="another net than chest_cnn"):
-        chest_xray.transfer(nets.build(), tmp_path / "pictures.weights.h5")
+        nets.transfer(nets.build(), tmp_path / "pictures.weights.h5")
     if net != nets.REAL:
         with pytest.raises(ValueError, match="files of this net expect other images"):
-            chest_xray.transfer(model, tmp_path / "pictures.weights.h5")
+            nets.transfer(model, tmp_path / "pictures.weights.h5")
 
 
 @pytest.mark.parametrize("top", [True, False])
@@ -161,8 +161,8 @@ def test_keras_own_densenet_files_are_read(top, tmp_path):
 
     with h5py.File(path, "w") as file:  # the form in which Keras gives its files out
         legacy_h5_format.save_weights_to_hdf5_group(file, theirs)
-    ours = chest_xray.build(nets.REAL, 32, seed=5)
-    chest_xray.transfer(ours, path)
+    ours = nets.build(nets.REAL, 32, seed=5)
+    nets.transfer(ours, path)
     images = np.random.default_rng(0).normal(size=(1, 32, 32, 3)).astype(np.float32)
     if not top:
         from keras import Model
@@ -179,4 +179,4 @@ def test_weights_trained_on_other_preprocessing_are_refused(tmp_path):
     about = {"rate": 0.1, "preprocessing": {"mean": [0.0], "deviation": [1.0]}}
     checkpoint.save(tmp_path, model, rule, STEPS, 1, about)
     with pytest.raises(CheckpointError, match="was trained on images prepared with"):
-        chest_xray.transfer(nets.build(), tmp_path)
+        nets.transfer(nets.build(), tmp_path)

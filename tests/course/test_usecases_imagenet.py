@@ -18,6 +18,8 @@ from imagenet_writers import write_folders, write_shards
 from dlcourse import pictures as drawings
 from dlcourse.usecases import imagenet, report
 from dlcourse.usecases.imagenet import GUIDE, SMALL
+from dlcourse.usecases.imagenet.recipe import Iterations
+from dlcourse.usecases.imagenet.report import Branch, Curve, Outcome
 from dlguide import errors
 from dlguide.data import input_pipeline, synthetic
 from dlguide.data.readers import imagenet_shards
@@ -27,7 +29,7 @@ from dlguide.training.schedules import from_config
 
 def test_iterations_are_the_guides():
     # by construction: the number of pictures was made from the 8040 of them
-    assert GUIDE.iterations() == imagenet.PUBLISHED == imagenet.Iterations(446, 7594, 7638, 402)
+    assert GUIDE.iterations() == imagenet.PUBLISHED == Iterations(446, 7594, 7638, 402)
     assert GUIDE.global_batch == 14336 == 896 * 16
     assert GUIDE.workers == 896
     assert abs(GUIDE.samples / 1_281_167 - 1) < 0.001
@@ -59,11 +61,10 @@ def test_small_recipe_has_the_guides_phases():
         assert recipe.collapse_at + recipe.collapse == pytest.approx(recipe.epochs)
     assert (SMALL.batch_per_worker, SMALL.workers_per_node, SMALL.averages) == (16, 2, 0.95)
     assert (SMALL.area, SMALL.ratio, SMALL.power) == (0.08, 0.75, 2.0)
-    assert SMALL.shared_epochs == 10  # of 12
 
 
 def test_common_beginning_has_the_rates_of_both_endings():
-    trunk, line, end = SMALL.part_1(SMALL.shared_epochs), SMALL.part_1(), SMALL.part_2()
+    trunk, line, end = SMALL.part_1(10), SMALL.part_1(), SMALL.part_2()
     first = trunk.rates.to_steps(30).rates()
     assert len(first) == 10 * 30
     for whole in (line, end):
@@ -97,12 +98,12 @@ def test_the_error_of_a_gain_counts_the_pictures_on_which_the_nets_differ():
 
 
 def test_rates_follow_the_global_batch():
-    four, alone = SMALL.with_workers(4), SMALL.with_workers(1)
+    four, alone = SMALL.scaled(4), SMALL.scaled(1)
     assert (four.global_batch, four.rate, four.nodes) == (64, 2 * SMALL.rate, 2)
     assert (alone.global_batch, alone.rate, alone.nodes) == (16, SMALL.rate / 2, 1)
-    assert SMALL.with_workers(3).workers == 3
-    assert (SMALL.with_batch(4).global_batch, SMALL.with_batch(4).rate) == (8, SMALL.rate / 4)
-    assert GUIDE.with_workers(896) == GUIDE
+    assert SMALL.scaled(3).workers == 3
+    assert (SMALL.scaled(2, 4).global_batch, SMALL.scaled(2, 4).rate) == (8, SMALL.rate / 4)
+    assert GUIDE.scaled(896) == GUIDE
 
 
 @pytest.mark.parametrize(
@@ -219,7 +220,7 @@ def test_half_downloaded_shards_say_what_was_looked_for_found_and_where(shards):
 @pytest.mark.parametrize("form", ["folders", "shards"])
 def test_real_pictures_come_through_the_pipelines_as_the_guide_prepares_them(form, request):
     found = imagenet.find(request.getfixturevalue(form), subset=True)
-    four = imagenet.SMALL.with_batch(4)
+    four = imagenet.SMALL.scaled(2, 4)
     recipe = replace(four, classes=found.classes, samples=12, test_samples=6)
     train, test = imagenet.pipelines(recipe, found)
     images, labels = (np.asarray(part) for part in next(iter(train.epoch(0))))
@@ -253,11 +254,11 @@ def test_made_up_pictures_of_training_and_test_differ_and_follow_the_seed():
 
 
 def outcome(rank=0):
-    curve = imagenet.Curve(0, (3.0,) * 10, (0.5,) * 10, tuple(np.arange(10) / 20), 0.01, 800.0, 9.0)
-    last = imagenet.Curve(10, (1.1, 1.0), (0.7, 0.8), (0.8, 0.83), 0.01, 800.0, 1.0)
-    ends = [imagenet.Branch(name, last, top, 0.95, "a", *pair) for name, top, pair in
+    curve = Curve(0, (3.0,) * 10, (0.5,) * 10, tuple(np.arange(10) / 20), 0.01, 800.0, 9.0)
+    last = Curve(10, (1.1, 1.0), (0.7, 0.8), (0.8, 0.83), 0.01, 800.0, 1.0)
+    ends = [Branch(name, last, top, 0.95, "a", *pair) for name, top, pair in
             (("line", 0.80, (0, 0)), ("collapsed", 0.83, (272, 200)))]  # fmt: skip
-    return imagenet.Outcome(
+    return Outcome(
         rank, 2, 1, "cpu", "The CPU, as asked for.", "pictures", 0, False, SMALL, curve, *ends
     )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from functools import partial
 
 import numpy as np
@@ -184,23 +185,20 @@ def _points(samples, seed):
 def test_measure_times_two_nets_on_ranks_and_everything_fits_together():
     step = gan(8, 16)
     with Cluster(ranks=2, magics=False) as cluster:
-        found = speedup.measure(step, cluster=cluster, rounds=3, steps=2, wide=True)
+        found = speedup.measure(step, cluster, seconds=0.5)
     assert (found.ranks, found.batch, found.name) == (2, 8, "gan 16")
     weights = 2 * 16 + 16 + 16 * 16 + 16 + 16 + 1  # discriminator
     weights += 2 * 64 + 64 + 64 * 64 + 64 + 64 * 2 + 2  # generator
     assert found.nbytes == 4 * weights
     assert found.difference < step_breakdown.ROUNDING
-    assert found.same
-    assert len(found.step.seconds) == len(found.alone.seconds) == 6
-    assert len(found.wide.seconds) == 12
+    assert found.equal is None
+    assert len(found.step.seconds) == len(found.alone.seconds) >= 2
     assert found.speedup == pytest.approx(found.alone.median / found.step.median)
     assert found.efficiency == pytest.approx(found.speedup / 2)
     assert found.ratio == pytest.approx(found.speedup / found.predicted_speedup)
-    assert found.samples_per_s == pytest.approx(16 / found.step.median)
-    assert found.over_wide.median == pytest.approx(found.wide.median / found.step.median)
-    record = json.loads(json.dumps(found.as_dict()))
+    record = json.loads(json.dumps(asdict(found)))
     assert record["step"]["seconds"] == list(found.step.seconds)
-    for text in ("gan 16, 16 samples a step", "1 process", "2 ranks of", "speed-up", "all cores"):
+    for text in ("gan 16, 16 samples a step", "1 process", "2 ranks of", "speed-up"):
         assert text in str(found)
 
 
@@ -210,12 +208,11 @@ def test_a_step_takes_as_long_as_its_slowest_rank_each_time():
         {**quick, "step": [0.2, 0.5, 0.3], "alone": [0.6] * 3, "nbytes": 8, "work": (0.5, 1e-7)},
         {**quick, "step": [0.4, 0.1, 0.3], "alone": [], "nbytes": 8, "work": (0.5, 1e-7)},
     ]
-    told = speedup._speedup(gan(8, 16), 2, 1, found, [], 0)
+    told = speedup.joined(gan(8, 16), 2, 1, found)
     assert told.step.seconds == (0.4, 0.5, 0.3)
     assert told.speedup == pytest.approx(0.6 / 0.4)
     assert told.predicted.seconds == pytest.approx(0.12)
-    assert (told.wide, told.wide_threads) == (None, 0)
-    assert (told.difference, told.equal, told.same) == (0.5, 1e-7, False)
+    assert (told.difference, told.equal) == (0.5, 1e-7)
     assert "updates differ by 5e+01 %" in str(told)
     assert "each rank normalises over its own samples" in str(told)
 
@@ -229,21 +226,10 @@ def test_text_says_the_prediction_s_error_with_its_sign():
     assert told.exchange_share == pytest.approx(0.12 / 0.55)
     assert "speed-up 2.00 (2.00 to 2.00), predicted 1.82: +10 % in time" in str(told)
     assert "4 MB of gradients" in str(told)
-    assert told.over_wide is None
     assert "nothing of the exchange hidden" in str(told)
     assert "not the same update" not in str(told)
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ({"ranks": 0}, "`ranks` must be a whole number"),
-        ({"steps": 0}, "`steps` must"),
-        ({"rounds": 1.5}, "`rounds` must"),
-        ({"seconds": 0}, "`seconds` must be a positive number"),
-        ({"ranks": 4096}, "`ranks` must be at most"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_before_ranks_start(asked, words):
-    with pytest.raises(ValueError, match=words):
-        speedup.measure(gan(8, 16), **asked)
+def test_what_cannot_be_measured_is_refused_before_ranks_are_asked():
+    with pytest.raises(ValueError, match="`seconds` must be a positive number"):
+        speedup.measure(gan(8, 16), None, seconds=0)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -71,7 +71,7 @@ class Plan:
     """What a run will need.
 
     Args:
-        ranks: of the run (count).
+        ranks: of the run.
         measured_s: how long measuring took (s).
         parts: of the run, by the slowest rank.
         nbytes: memory of the rank that needs most: its peak, and the caches that the run fills.
@@ -125,7 +125,6 @@ class Plan:
         low, high = map(duration, self.interval)
         every = self.ranks * self.nbytes
         net = f"; predicted for the net alone: at least {size(self.net_nbytes)}"
-        net = net if self.net_nbytes else ""
         lines = [f"Plan, from {self.measured_s:.0f} s on {self.ranks} rank{'s'[: self.ranks != 1]}"]
         for part in self.parts:
             once = f" + {duration(part.once_s)} once" if part.once_s > 0.05 * part.total_s else ""
@@ -134,7 +133,7 @@ class Plan:
             f"time    {duration(self.seconds)} (95 %: {low} to {high}; other work on the machine "
             "comes on top)",
             f"memory  {size(self.nbytes)} per rank, {size(every)} of this node's "
-            f"{size(self.machine_nbytes)}{net}",
+            f"{size(self.machine_nbytes)}{net if self.net_nbytes else ''}",
             f"disk    {size(self.disk_nbytes)}; {size(self.free_nbytes)} are free",
         ]
         if self.gpu_nbytes:
@@ -160,13 +159,11 @@ class Plan:
 class Rehearsal:
     """What one rank measures; all ranks make the same calls.
 
-    Args:
-        comm: the ranks.
-        folder: for what the parts write; all ranks see it.
-        seconds: for the steps of all trainings (s).
+    What the parts write goes to `folder`, which all ranks see; the steps of all trainings get
+    `seconds`.
     """
 
-    def __init__(self, comm: Any, folder: Path, seconds: float = SECONDS) -> None:
+    def __init__(self, comm: Any, folder: Path, seconds: float) -> None:
         self.comm, self.folder, self.seconds = comm, folder, seconds
         self.parts: list[Part] = []
         self.cache_nbytes = self.disk_nbytes = self.net_nbytes = 0
@@ -183,25 +180,17 @@ class Rehearsal:
     def repeat(
         self, name: str, count: float, function: Callable[[], Any], share: float = 0.0
     ) -> None:
-        """Time calls, of which the run makes `count`; the first one does not count.
+        """Time at least three calls, for a share of `seconds`, of which the run makes `count`.
 
-        Args:
-            name: of the part.
-            count: of the whole run.
-            function: called at least three times by all ranks.
-            share: of `seconds` for it.
+        The first one does not count; all ranks call.
         """
-        seconds = []
-
-        def once() -> None:
+        seconds, turns = [], 3
+        while len(seconds) < turns:
             begin = perf_counter()
             function()
             seconds.append(perf_counter() - begin)
-
-        once()
-        once()
-        for _ in range(max(1, self._agreed(share, seconds[-1]) - 1)):
-            once()
+            if len(seconds) == 2:
+                turns = max(3, 1 + self._agreed(share, seconds[-1]))
         first, *rest = seconds
         self.parts.append(Part(name, count, tuple(rest), max(0.0, first - float(np.mean(rest)))))
 
@@ -215,35 +204,31 @@ class Rehearsal:
     ) -> None:  # fmt: skip
         """Do some steps of a `training.fit` with these arguments, evaluation and checkpoint.
 
-        Args:
-            name: of the training.
-            share: of `seconds` for its steps.
-            paid: epochs that the run computes in all; None for those of `arguments`.
-            starts: how many such trainings the run has, of `paid` epochs together.
-            arguments: those of `fit`.
+        The run has `starts` such trainings, of `paid` epochs together (None: of `arguments`);
+        their steps get a `share` of `seconds`.
         """
         from dlguide.training.config import TrainingJob
         from dlguide.training.trainer import Trainer
 
-        job = TrainingJob(**{key: one for key, one in arguments.items()
-                             if key not in ("comm", "on_result")})  # fmt: skip
+        for unused in ("comm", "on_result"):
+            arguments.pop(unused, None)
+        job = TrainingJob(**arguments)
         epochs = job.epochs if paid is None else paid
         job, tested = self._shortened(job, name)
-        trainer = Trainer(job, lambda **_: None)
-        with closing(trainer):
+        with closing(Trainer(job, lambda **_: None)) as trainer:
             trainer.prepare(self.comm)
+            length = trainer.steps_per_epoch
             with trainer.device():
-                length = trainer.steps_per_epoch
-                whole = length * job.epochs
                 seen = self._steps(trainer, 0, min(_TRACED, length))
                 before = len(trainer.step_s)
-                count = min(max(_LEAST, self._agreed(share, trainer.step_s[-1])), whole)
+                count = max(_LEAST, self._agreed(share, trainer.step_s[-1]))
+                count = min(count, length * job.epochs)
                 for epoch in range(max(1, count // length)):
                     seen |= self._steps(trainer, epoch + 1, min(count, length))
                 self.gpu_watts = max(self.gpu_watts, _gpu_watts())
             part = trainer.step_s[before:]
             # a part of an epoch begins with a start of the pipeline and ends with a short batch
-            steady = part[1:-1] if count < length and len(part) > 3 else part
+            steady = tuple(part[1:-1] if count < length and len(part) > 3 else part)
             self._note(trainer, name, epochs, starts, steady, tested)
         self._opens(job.data, trainer, before)
         if isinstance(job.data, Pipeline) and seen:
@@ -253,12 +238,11 @@ class Rehearsal:
 
     def _shortened(self, job: Any, name: str) -> tuple[Any, float]:
         """The training with its checkpoints in our folder and a short test; what share that is."""
-        config, tested = job.config, 1.0
+        config, tested, saving = job.config, 1.0, job.checkpoint
         if isinstance(config.test, Pipeline) and config.evaluate:
             few = min(config.test.samples, 4 * self.comm.size * int(job.batch_per_rank))
             tested = few / config.test.samples
             config = replace(config, test=config.test.replace(samples=few))
-        saving = job.checkpoint
         if saving is not None:
             saving = replace(saving, folder=self.folder / name.replace(" ", "-"))
         return replace(job, config=config, checkpoint=saving), tested
@@ -272,43 +256,41 @@ class Rehearsal:
         trainer.train_epoch(epoch)
         trainer.end_epoch(epoch)
         parts = trainer.feed.steps(epoch)[length - count :]
-        return set(np.concatenate([one.indices for one in parts]).tolist()) if parts else set()
+        return {sample for one in parts for sample in np.asarray(one.indices).tolist()}
 
     def _note(
-        self, trainer: Any, name: str, epochs: float, starts: int, steady: Sequence[float],
+        self, trainer: Any, name: str, epochs: float, starts: int, steady: tuple[float, ...],
         tested: float,
     ) -> None:  # fmt: skip
         """Make the parts of a training out of what its trainer measured."""
         phases: dict[str, list[float]] = {}
         for phase, begin, end in trainer.clock.phases:
             phases.setdefault(phase, []).append(end - begin)
-        job, mean = trainer.job, float(np.mean(steady))
-        first = trainer.step_s[:_TRACED]
-        steps = trainer.steps_per_epoch * epochs
-        once = sum(phases["setup"]) + max(0.0, sum(first) - len(first) * mean)
-        self.parts.append(Part(f"{name}: step", steps, tuple(steady), starts * once))
+        first, steps = trainer.step_s[:_TRACED], trainer.steps_per_epoch * epochs
+        traced = sum(first) - len(first) * float(np.mean(steady))
+        once = sum(phases["setup"]) + max(0.0, traced)
+        self.parts.append(Part(f"{name}: step", steps, steady, starts * once))
         if "evaluate" in phases:
             traced, *rest = phases["evaluate"]
             once = max(0.0, traced - float(np.mean(rest)))
             part = Part(f"{name}: evaluation", epochs / tested, tuple(rest), starts * once)
             self.parts.append(part)
         if "checkpoint" in phases:
-            saving = job.checkpoint
+            saving = trainer.job.checkpoint
             count = steps / (saving.every_steps or trainer.steps_per_epoch)
             rest = phases["checkpoint"][1:]
             self.parts.append(Part(f"{name}: checkpoint", count, tuple(rest)))
-            largest = max((one.stat().st_size for one in Path(saving.folder).glob("*.dlguide")),
-                          default=0)  # fmt: skip
+            sizes = [one.stat().st_size for one in Path(saving.folder).glob("*.dlguide")]
             # one more than are kept while the next is written
-            self.disk_nbytes += round(largest * min(starts * saving.keep + 1, count))
+            self.disk_nbytes += round(max(sizes, default=0) * min(starts * saving.keep + 1, count))
 
     def _opens(self, data: Any, trainer: Any, before: int) -> None:
         """Measure how many files per second the folder gives, if each sample is a file."""
         files = getattr(data, "source", None)
-        while not isinstance(files, FileSource) and hasattr(files, "source"):
+        while not isinstance(files, FileSource):
+            if not hasattr(files, "source"):
+                return
             files = files.source
-        if not isinstance(files, FileSource):
-            return
         working = np.subtract(trainer.step_s[before:], trainer.wait_s[before:])
         needed = self.comm.size * trainer.job.batch_per_rank / float(np.mean(working))
         order = np.random.default_rng(self.comm.rank).permutation(files.count)
@@ -356,14 +338,9 @@ def _on_rank(
 
 
 def measure(
-    case: Any,
-    cluster: Cluster,
-    output: Path,
-    given: Mapping[str, Any],
-    begun_s: float,
-    watts: float | None = None,
-    seconds: float = SECONDS,
-) -> Plan:
+    case: Any, cluster: Cluster, output: Path, given: Mapping[str, Any], begun_s: float,
+    watts: float | None = None, seconds: float = SECONDS,
+) -> Plan:  # fmt: skip
     """Rehearse a case on the ranks of a cluster that has just been started.
 
     Args:
@@ -382,23 +359,23 @@ def measure(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     took = perf_counter() - begun_s
-    start = Part("start of the ranks", 1, (took - max(one["seconds"] for one in ranks),))
+    most = {name: max(one[name] for one in ranks)
+            for name in ("seconds", "nbytes", "gpu", "net", "disk")}  # fmt: skip
     parts = [max(same, key=lambda part: part.total_s)
              for same in zip(*(one["parts"] for one in ranks), strict=True)]  # fmt: skip
-    measured = ranks[0]["watts"]
     return Plan(
         ranks=len(ranks),
         measured_s=took,
-        parts=(start, *parts),
-        nbytes=max(one["nbytes"] for one in ranks),
-        gpu_nbytes=max(one["gpu"] for one in ranks),
-        net_nbytes=max(one["net"] for one in ranks),
+        parts=(Part("start of the ranks", 1, (took - most["seconds"],)), *parts),
+        nbytes=most["nbytes"],
+        gpu_nbytes=most["gpu"],
+        net_nbytes=most["net"],
         machine_nbytes=describe().memory_bytes,
-        disk_nbytes=max(one["disk"] for one in ranks),
+        disk_nbytes=most["disk"],
         free_nbytes=shutil.disk_usage(output).free,
         needed_opens=ranks[0]["opens"][0],
         given_opens=ranks[0]["opens"][1],
-        watts=measured if watts is None else watts,
+        watts=ranks[0]["watts"] if watts is None else watts,
         assumed=watts is not None,
     )
 

@@ -1,15 +1,21 @@
-"""Findings of a use case compared with the guide's, as a table."""
+"""Findings of a use case compared with the guide's, as a table; the files of results."""
 
 from __future__ import annotations
 
 import html
+import json
+import os
 import textwrap
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dlguide.errors import require
+from dlguide.files import require_writable
 
-__all__ = ["Finding", "Table", "table"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 HEADS = {
     "what": "what",
@@ -39,10 +45,6 @@ class Finding:
     ours: str
     why: str
 
-    def as_dict(self) -> dict[str, str]:
-        """Return the texts by name, for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Table:
@@ -52,57 +54,59 @@ class Table:
 
     def __str__(self) -> str:
         lines = [_row(HEADS), _row({name: "-" * width for name, width in WIDTHS.items()})]
-        lines += ["\n".join([_row(each.as_dict()), ""]) for each in self.findings]
+        lines += [_row(asdict(each)) + "\n" for each in self.findings]
         return "\n".join(lines).rstrip()
 
-    def listed(self, width: int = 78) -> str:
-        """Return a paragraph for each finding, for a terminal too narrow for the table."""
+    def fitting(self, columns: int) -> str:
+        """Return the table if the terminal has enough columns, else a paragraph per finding."""
+        if columns >= sum(WIDTHS.values()) + 2 * (len(WIDTHS) - 1):
+            return str(self)
+        width = max(40, columns - 2)
         wrap = textwrap.TextWrapper(width, initial_indent="  ", subsequent_indent="    ").fill
+        heads = [(name, head) for name, head in HEADS.items() if name != "what"]
         return "\n\n".join(
             "\n".join(
-                [each.what]
-                + [wrap(f"{head}: {getattr(each, name)}")
-                   for name, head in HEADS.items() if name != "what"]
+                [each.what, *(wrap(f"{head}: {getattr(each, name)}") for name, head in heads)]
             )
             for each in self.findings
-        )  # fmt: skip
-
-    def fitting(self, columns: int) -> str:
-        """Return the table if the terminal has enough columns, else the list."""
-        wide = sum(WIDTHS.values()) + 2 * (len(WIDTHS) - 1)
-        return str(self) if columns >= wide else self.listed(max(40, columns - 2))
+        )
 
     def _repr_html_(self) -> str:
-        style = "text-align: left; vertical-align: top"
-        heads = "".join(f'<th style="{style}">{text}</th>' for text in HEADS.values())
-        rows = "".join(
-            "<tr>"
-            + "".join(f'<td style="{style}">{html.escape(getattr(each, name))}</td>'
-                      for name in HEADS)
-            + "</tr>"
-            for each in self.findings
-        )  # fmt: skip
-        return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+        style = 'style="text-align: left; vertical-align: top"'
+        rows = [[html.escape(getattr(each, name)) for name in HEADS] for each in self.findings]
+        heads = "".join(f"<th {style}>{text}</th>" for text in HEADS.values())
+        body = "".join(
+            f"<tr>{''.join(f'<td {style}>{text}</td>' for text in row)}</tr>" for row in rows
+        )
+        return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def table(findings: Sequence[Finding]) -> Table:
-    """Return findings as a table.
-
-    Raises:
-        ValueError: if there is none, or a text of one is empty.
-    """
+    """Return findings as a table; a ValueError if there is none, or a text of one is empty."""
     require(len(findings) > 0, "findings", "name a finding at least", list(findings))
     for each in findings:
-        empty = [field.name for field in fields(each) if not getattr(each, field.name).strip()]
+        empty = [name for name, text in asdict(each).items() if not text.strip()]
         require(not empty, "findings", "have all their texts", f"{each.what!r} without {empty}")
     return Table(tuple(findings))
 
 
-def _row(texts: dict[str, str]) -> str:
+def _row(texts: Mapping[str, str]) -> str:
     cells = {name: textwrap.wrap(texts[name], width) for name, width in WIDTHS.items()}
-    height = max(1, *(len(lines) for lines in cells.values()))
+    height = max(1, *map(len, cells.values()))
     rows = [
         "  ".join((cells[name] + [""] * height)[at].ljust(WIDTHS[name]) for name in WIDTHS)
         for at in range(height)
     ]
     return "\n".join(row.rstrip() for row in rows)
+
+
+def write(
+    folder: str | os.PathLike, record: Any, figures: Mapping[str, Figure]
+) -> tuple[Path, ...]:
+    """Write the numbers as `outcome.json` and the figures by their file names; return the paths."""
+    folder = Path(folder)
+    require_writable(folder, "folder")
+    (folder / "outcome.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    for name, figure in figures.items():
+        figure.savefig(folder / name)
+    return folder / "outcome.json", *(folder / name for name in figures)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from numbers import Real
 from pathlib import Path
 from time import perf_counter
@@ -16,6 +20,7 @@ from dlcourse.usecases import plan as plans
 from dlcourse.usecases import speedup as speedups
 from dlcourse.usecases.report import Finding
 from dlguide.cluster import Cluster
+from dlguide.collectives.communicator import Communicator
 from dlguide.errors import require, require_known
 from dlguide.files import require_writable
 
@@ -25,7 +30,12 @@ RECORD = "settings.json"
 PLAN = "plan.json"
 # A training may continue for longer and on another device: its checkpoint judges that itself.
 FREE = ("epochs", "device")
-KINDS = {int: "a number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+KINDS = {bool: "true or false", Real: "a number", str | Path: "text", NoneType: "null"}
+
+
+def _kind(value: Any) -> str:
+    known = (kind for types, kind in KINDS.items() if isinstance(value, types))
+    return next(known, type(value).__name__)
 
 
 class Option(NamedTuple):
@@ -38,26 +48,21 @@ class Option(NamedTuple):
     def kinds(self) -> set[str]:
         """The kinds of its values in words; "null" if None is one of them."""
         types = self.types if isinstance(self.types, tuple) else (self.types,)
-        return {KINDS[each] for each in (*types, *[NoneType] * (self.default is None))}
+        return {_kind(each()) for each in types} | ({"null"} if self.default is None else set())
 
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """The results of a use case.
+    """The results of a use case: the ranks' outcomes, and what was measured, compared and written.
 
-    Args:
-        outcomes: of `train`, one for each rank.
-        speedup: of the ranks over one process; None if not measured.
-        findings: compared with the guide's; empty if the guide has nothing to compare.
-        paths: the files that were written.
-        planned: what the run took beside its plan, in words; empty without a plan.
+    `planned` says what the run took beside its plan; empty without a plan.
     """
 
     outcomes: list[Any]
     speedup: speedups.Speedup | None
     findings: tuple[Finding, ...]
     paths: tuple[Path, ...]
-    planned: str = ""
+    planned: str
 
 
 def assigned(words: Sequence[str], options: Mapping[str, Option] | None = None) -> dict[str, Any]:
@@ -86,7 +91,7 @@ def check(
     case: Any, name: str, real: Path | None, own: Mapping[str, Any], speedup: bool,
     plan: bool = False,
 ) -> None:  # fmt: skip
-    """Raise for what cannot work, before ranks start.
+    """Raise a ValueError for what cannot work, before ranks start.
 
     Args:
         case: the module of a use case.
@@ -95,34 +100,23 @@ def check(
         own: settings, by the names in the case's `OPTIONS`.
         speedup: whether the step is to be timed.
         plan: whether the run is to be planned.
-
-    Raises:
-        ValueError: if the case has no such setting or it is of another kind, the case has no step
-            to be timed or nothing to be planned, or the data is not there or not as it must be.
     """
     known = case.OPTIONS
-    for each in own:
+    for each, value in own.items():
         then = f"{name} has no such setting; it has: {', '.join(known) or 'none'}."
-        if each in ("epochs", "device"):
-            require(each in known, each, f"not be given for {name}", own[each], then)
-        require_known(each, known, "set")
-        kinds = known[each].kinds
-        require(_kind(own[each]) in kinds, each, f"be {' or '.join(sorted(kinds))}", own[each])
-    must, then = f"not be given for {name}", "It has no step that could be timed."
+        if each in FREE:
+            require(each in known, each, f"not be given for {name}", value, then)
+        kinds = known[require_known(each, known, "set")].kinds
+        require(_kind(value) in kinds, each, f"be {' or '.join(sorted(kinds))}", value)
+    must = f"not be given for {name}"
+    then = "It has no step that could be timed."
     require(not speedup or hasattr(case, "step"), "speedup", must, speedup, then)
     then = "It takes no longer than a plan would."
     require(not plan or hasattr(case, "rehearse"), "plan", must, plan, then)
     if real is not None:
         must = "be a file or folder that is there"
         require(real.exists(), "real", must, str(real), "Nothing was trained.")
-    if hasattr(case, "check"):
-        case.check(real=None if real is None else str(real), **own)
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, Real) and not isinstance(value, bool):
-        return "a number"
-    return KINDS.get(str if isinstance(value, Path) else type(value), type(value).__name__)
+    case.check(real=None if real is None else str(real), **own)
 
 
 def require_settings(
@@ -131,8 +125,7 @@ def require_settings(
     """Return the settings; raise if the folder holds a training with other ones."""
     defaults = {name: each.default for name, each in case.OPTIONS.items()}
     plain = {"real": _where(real), "seed": seed, **defaults, **own}
-    settings = json.loads(json.dumps(plain, default=str))
-    path = Path(output) / RECORD
+    settings, path = json.loads(json.dumps(plain, default=str)), Path(output) / RECORD
     if not (_begun(output) and path.is_file()):
         return settings
     before = json.loads(path.read_text(encoding="utf-8"))
@@ -162,14 +155,13 @@ def run(
     seed: int = 0,
     own: Mapping[str, Any] | None = None,
     speedup: bool = False,
-    on_part: Callable[[str], None] | None = None,
     begun_s: float | None = None,
 ) -> Result:
     """Train a use case on ranks, write the results, and compare them with the guide.
 
     Args:
-        case: the module of a use case: `OPTIONS`, `train`, `write`, and optionally `check`,
-            `findings`, `step`.
+        case: the module of a use case: `OPTIONS`, `check`, `train`, `write`, and optionally
+            `findings`, `step`, `rehearse`.
         cluster: the ranks.
         output: folder for results; checkpoints go to its `checkpoint`, from which a second call
             resumes, and `RECORD` holds the settings.
@@ -177,49 +169,35 @@ def run(
         seed: of weights, order and synthetic data.
         own: as in `check`.
         speedup: whether to time the ranks' step against one process's, with its prediction.
-        on_part: called with a line before each longer part; None for silence.
         begun_s: `perf_counter` before the ranks were started, for a comparison with the plan.
-
-    Raises:
-        ValueError: if the folder cannot be written to, or holds a training with other settings.
-        RankError: if a rank fails.
     """
     output, own = Path(output), dict(own or {})
     require_writable(output, "output")
     settings, where = require_settings(case, output, real, seed, own), _where(real)
-    if not _begun(output):
+    resumed = _begun(output)
+    if not resumed:
         _record(output / RECORD, settings)  # now, because the training may be interrupted
     checkpoint = str((output / "checkpoint").absolute())
-    resumed = _begun(output)
     outcomes = cluster.run(case.train, real=where, seed=seed, checkpoint=checkpoint, **own)
     _record(output / RECORD, settings)
-    paths = [Path(each) for each in case.write(outcomes, output)]
-    planned = ""
+    paths = list(case.write(outcomes, output))
+    planned, timed, findings = "", None, ()
     if begun_s is not None and not resumed:
         planned = _beside_plan(output, settings, perf_counter() - begun_s, cluster)
-    timed = None
     if speedup:
-        if on_part is not None:
-            on_part("Timing one step: ranks, one process, and the parts of a prediction.")
-        timed = speedups.measure(timed_step(case, own, where, seed, cluster.ranks), cluster=cluster)
-        paths.append(_record(output / "speedup.json", timed.as_dict()))
-    findings = ()
+        print("Timing one step: ranks, one process, and the parts of a prediction.", flush=True)
+        timed = speedups.measure(timed_step(case, own, where, seed, cluster.ranks), cluster)
+        paths.append(_record(output / "speedup.json", asdict(timed)))
     if hasattr(case, "findings"):
         findings = tuple(case.findings(outcomes, speedup=timed))
-        paths.append(_record(output / "findings.json", [each.as_dict() for each in findings]))
+        paths.append(_record(output / "findings.json", [asdict(each) for each in findings]))
     return Result(outcomes, timed, findings, tuple(paths), planned)
 
 
 def plan(
-    case: Any,
-    cluster: Cluster,
-    output: Path,
-    real: Path | None,
-    seed: int,
-    own: Mapping[str, Any],
-    begun_s: float,
-    watts: float | None = None,
-) -> plans.Plan:
+    case: Any, cluster: Cluster, output: Path, real: Path | None, seed: int,
+    own: Mapping[str, Any], begun_s: float, watts: float | None = None,
+) -> plans.Plan:  # fmt: skip
     """Measure what a run from its start would need, and write it to the output folder."""
     given = {"real": _where(real), "seed": seed, **own}
     found = plans.measure(case, cluster, output, given, begun_s, watts)
@@ -258,3 +236,26 @@ def timed_step(case: Any, own: Mapping[str, Any], real: str | None, seed: int, r
 def _record(path: Path, plain: Any) -> Path:
     path.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
     return path
+
+
+@contextmanager
+def shared_folder(checkpoint: str | os.PathLike | None, comm: Communicator) -> Iterator[Path]:
+    """Yield the folder of a training's checkpoints, or a temporary one that all ranks share."""
+    if checkpoint is not None:
+        yield Path(checkpoint)
+        return
+    mine = ""
+    with comm.agree_or_raise():
+        if comm.rank == 0:
+            mine = tempfile.mkdtemp(prefix="dlguide-usecase-")
+    folder = comm.allgather(mine)[0]
+    try:
+        with comm.agree_or_raise():
+            must = f"be a folder that all ranks see; rank {comm.rank} does not see {folder}"
+            then = "Name one on a shared disk."
+            require(Path(folder).is_dir(), "checkpoint", must, checkpoint, then)
+        yield Path(folder)
+    finally:
+        # ranks fail together, so none still reads
+        if comm.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)

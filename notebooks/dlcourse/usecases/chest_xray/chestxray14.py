@@ -13,18 +13,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dlcourse.usecases.chest_xray.phantoms import FINDINGS, Radiograph
 from dlguide.data.formats.sample import Sample
-from dlguide.data.readers.image_files import (
-    file_sample,
-    read_image,
-    read_lines,
-    read_table,
-)
-from dlguide.data.synthetic import Samples
+from dlguide.data.readers.image_files import file_sample, read_image, read_lines, read_table
 from dlguide.errors import DataError, MissingComponentError, require_known
 
 TABLE = "Data_Entry_2017.csv"
@@ -44,51 +38,24 @@ ORIGIN = "nihcc.app.box.com/v/ChestXray-NIHCC gives it out."
 
 
 @dataclass(frozen=True)
-class Row:
-    """A line of the table; the findings are in the order of `FINDINGS`."""
-
-    name: str
-    findings: tuple[str, ...]
-    follow_up: int
-    patient: int
-    age: int
-    gender: str
-    view: str
-
-
-@dataclass(frozen=True)
 class Radiographs(Sequence):
-    """The radiographs of a split; each is read and checked when it is indexed."""
+    """The radiographs of a split: `rows` have no pixels; each is read when it is indexed."""
 
-    folder: Path
-    rows: tuple[Row, ...] = field(repr=False)
+    rows: tuple[Radiograph, ...] = field(repr=False)
     paths: tuple[Path, ...] = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int | slice) -> Radiograph | Samples:
-        if isinstance(index, slice):
-            return Samples(range(len(self))[index], self.__getitem__)
-        row = self.rows[index]
+    def __getitem__(self, index: int) -> Radiograph:
+        index = range(len(self))[index]
         pixels, _ = read_image(self.paths[index], "L")
-        return Radiograph(
-            index=range(len(self))[index],
-            patient=row.patient,
-            follow_up=row.follow_up,
-            age=row.age,
-            gender=row.gender,
-            view=row.view,
-            findings=row.findings,
-            pixels=pixels,
-        )
+        return replace(self.rows[index], index=index, pixels=pixels)
 
     def items(self) -> list[tuple[Path, tuple[int, ...]]]:
         """Return the files with their labels, for a reader that decodes them itself."""
-        return [
-            (path, tuple(int(name in row.findings) for name in FINDINGS))
-            for path, row in zip(self.paths, self.rows, strict=True)
-        ]
+        return [(path, tuple(int(one) for one in row.labels))
+                for path, row in zip(self.paths, self.rows, strict=True)]  # fmt: skip
 
     def samples(self) -> Iterator[Sample]:
         """Yield the files unchanged, each decoded once as a check that it is complete."""
@@ -117,9 +84,6 @@ def read(folder: str | os.PathLike, split: str = "train") -> Radiographs:
         folder: the folder that holds the table, the lists and `images`.
         split: "train" or "test".
 
-    Returns:
-        Radiographs: in the order of the list, each image read when it is indexed.
-
     Raises:
         MissingComponentError: if a file or all images are missing.
         DataError: if a line is invalid, a name is missing or occurs twice, a patient is in both
@@ -128,7 +92,7 @@ def read(folder: str | os.PathLike, split: str = "train") -> Radiographs:
     require_known(split, LISTS, "split")
     base = Path(folder)
     images = _images(base)
-    table = {row.name: row for row in _table(base / TABLE)}
+    table = _table(base / TABLE)
     names = {one: _list(base / file, table) for one, file in LISTS.items()}
     patients = [{table[name].patient for name in part} for part in names.values()]
     both = set.intersection(*patients)
@@ -141,10 +105,8 @@ def read(folder: str | os.PathLike, split: str = "train") -> Radiographs:
             f"no image, the first is {missing[0]}. Unpack all twelve archives, or take the names "
             "off the list."
         )
-    paths = tuple(images[name] for name in names[split])
-    one_folder = base / "images"
-    folder = one_folder if one_folder.is_dir() else base
-    return Radiographs(folder, tuple(table[name] for name in names[split]), paths)
+    rows, paths = (tuple(one[name] for name in names[split]) for one in (table, images))
+    return Radiographs(rows, paths)
 
 
 def _images(base: Path) -> dict[str, Path]:
@@ -165,17 +127,17 @@ def _images(base: Path) -> dict[str, Path]:
     return found
 
 
-def _table(path: Path) -> list[Row]:
-    rows, seen = [], set()
+def _table(path: Path) -> dict[str, Radiograph]:
+    rows: dict[str, Radiograph] = {}
     for where, cells in read_table(path, "table of ChestX-ray14", HEADER, ORIGIN):
-        rows.append(_row(cells, where))
-        if rows[-1].name in seen:
-            raise DataError(f"{where}: {rows[-1].name} stands in the table twice.")
-        seen.add(rows[-1].name)
+        row = _row(cells, where)
+        if row.name in rows:
+            raise DataError(f"{where}: {row.name} stands in the table twice.")
+        rows[row.name] = row
     return rows
 
 
-def _row(cells: list[str], where: str) -> Row:
+def _row(cells: list[str], where: str) -> Radiograph:
     if len(cells) == _COLUMNS + 1 and not cells[-1]:
         cells = cells[:-1]  # the published lines end in a comma
     if len(cells) != _COLUMNS:
@@ -198,17 +160,16 @@ def _row(cells: list[str], where: str) -> Row:
             raise DataError(f"{where}: {label!r} is none of the 14 findings nor 'No Finding'.")
     ordered = tuple(one for one in FINDINGS if one in found)
     whole_years = int(years[1]) if years[2] in ("", "Y") else 0
-    return Row(name, ordered, int(follow_up), int(patient), whole_years, gender, view)
+    return Radiograph(0, int(patient), int(parts[2]), whole_years, gender, view, ordered)
 
 
-def _list(path: Path, table: dict[str, Row]) -> list[str]:
-    names, seen = [], set()
+def _list(path: Path, table: dict[str, Radiograph]) -> list[str]:
+    names: dict[str, None] = {}  # in order
     for number, line in enumerate(read_lines(path, "list of ChestX-ray14", ORIGIN), start=1):
         name = line.strip()
         if name not in table:
             raise DataError(f"{path}, line {number}: {name!r} does not stand in {TABLE}.")
-        if name in seen:
+        if name in names:
             raise DataError(f"{path}, line {number}: {name} stands in the list twice.")
-        seen.add(name)
-        names.append(name)
-    return names
+        names[name] = None
+    return list(names)

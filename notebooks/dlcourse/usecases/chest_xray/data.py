@@ -19,6 +19,7 @@ import os
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,17 +31,10 @@ from dlcourse.usecases.chest_xray.model import normalisation
 from dlcourse.usecases.chest_xray.phantoms import FINDINGS, SMALLEST
 from dlguide.data import formats, input_pipeline
 from dlguide.data.formats import Sample
-from dlguide.data.input_pipeline import (
-    CentreCrop,
-    FileSource,
-    Flip,
-    Pipeline,
-    ResizedCrop,
-    Source,
-)
+from dlguide.data.input_pipeline import CentreCrop, FileSource, Flip, Pipeline, ResizedCrop, Source
 from dlguide.data.input_pipeline.sources import as_source
 from dlguide.data.readers.image_files import decode_image
-from dlguide.data.synthetic import sample_rng
+from dlguide.data.synthetic import encoded, sample_rng
 from dlguide.errors import DataError, MissingComponentError, require, require_count
 from dlguide.files import new_folder
 
@@ -51,7 +45,6 @@ SPLITS = ("train", "test")
 PATIENTS = "patients.txt"
 PHANTOMS = "phantoms.json"
 MANIFEST = "manifest.json"
-_JPEG = b"\xff\xd8"
 # Every third synthetic patient is for the test: an area needs patients with and without a finding.
 _TEST_ONE_IN = 3
 _SHARD_SAMPLES = 2000
@@ -120,8 +113,9 @@ class RadiographFiles(FileSource):
     def read(self, numbers: np.ndarray, throttle: Any = None) -> tuple[Any, np.ndarray]:
         found, labels = super().read(numbers, throttle)
         for at, (number, contents) in enumerate(zip(numbers.tolist(), found, strict=True)):
-            if contents[:2] == _JPEG:
-                found[at] = _as_png(decode_image(contents, "L", self.paths[number])[0])
+            if contents[:2] == b"\xff\xd8":
+                pixels, _ = decode_image(contents, "L", self.paths[number])
+                found[at] = encoded(pixels, "png")
         return found, labels
 
 
@@ -184,7 +178,7 @@ def read(path: str | os.PathLike) -> Collection:
     if (base / chestxray14.TABLE).is_file():
         return _unpacked(base)
     there = sorted(os.listdir(base))[:5] if base.is_dir() else None
-    found = "no folder" if there is None else f"{', '.join(there) or 'nothing'}"
+    found = "no folder" if there is None else ", ".join(there) or "nothing"
     raise MissingComponentError(
         f"There are no chest X-rays at {base}. Looked for {base / chestxray14.TABLE} "
         f"(ChestX-ray14 as published) and for {base / 'train' / MANIFEST} (packed by "
@@ -206,12 +200,10 @@ def pack(real: str | os.PathLike, folder: str | os.PathLike, size: int | None = 
     """
     if size is not None:
         require_count(size, "size", least=SMALLEST)
-    parts = {split: chestxray14.read(real, split) for split in SPLITS}
-    samples = {split: part.samples() for split, part in parts.items()}
-    return _write(folder, {
-        split: samples[split] if size is None else (_shrunk(one, size) for one in samples[split])
-        for split in SPLITS
-    })  # fmt: skip
+    samples = {split: chestxray14.read(real, split).samples() for split in SPLITS}
+    if size is not None:
+        samples = {split: map(partial(_shrunk, size=size), part) for split, part in samples.items()}
+    return _write(folder, samples)
 
 
 def make_phantoms(
@@ -229,7 +221,7 @@ def make_phantoms(
         folder: the new folder.
         count: of radiographs in all.
         size: length of the sides (pixels).
-        seed: 0 or more; another one makes other patients.
+        seed: another one makes other patients.
         rates: "even", or "published" for each finding as often as in ChestX-ray14.
         shortcut: a finding that goes together with a hospital: its radiographs come from the
             hospital that lays a lead letter beside the patient with the probability `marked`,
@@ -251,12 +243,12 @@ def make_phantoms(
 
 def make_archive(folder: str | os.PathLike, count: int, size: int, seed: int) -> Path:
     """Make an archive of synthetic radiographs of other patients, labelled `ARCHIVE_LABELS`."""
-    made = phantoms.chest(count, size, seed + OTHER_PATIENTS)
-    with new_folder(folder) as partial, formats.create(partial / "train", "tfrecord") as writer:
-        for one in made:
+    drawn = phantoms.chest(count, size, seed + OTHER_PATIENTS)
+    with new_folder(folder) as made, formats.create(made / "train", "tfrecord") as writer:
+        for one in drawn:
             writer.append(_sample(one, (one.view == "AP", one.gender == "F", one.age > 50)))
         settings = phantom_settings(count, size, seed)
-        (partial / PHANTOMS).write_text(json.dumps(settings) + "\n")
+        (made / PHANTOMS).write_text(json.dumps(settings) + "\n")
     return Path(folder)
 
 
@@ -342,31 +334,24 @@ def _sample(radiograph: phantoms.Radiograph, labels: Iterable[float]) -> Sample:
 
 
 def _write(
-    folder: str | os.PathLike,
-    splits: dict[str, Iterable[Sample]],
+    folder: str | os.PathLike, splits: dict[str, Iterable[Sample]],
     settings: dict[str, Any] | None = None,
-) -> Path:
-    with new_folder(folder) as partial, (partial / PATIENTS).open("w") as patients:
+) -> Path:  # fmt: skip
+    with new_folder(folder) as made, (made / PATIENTS).open("w") as patients:
         for split, samples in splits.items():
-            with formats.create(partial / split, "tfrecord", _SHARD_SAMPLES) as writer:
+            with formats.create(made / split, "tfrecord", _SHARD_SAMPLES) as writer:
                 for sample in samples:
                     writer.append(sample)
                     patients.write(f"{split} {int(sample.key[:8])}\n")
         if settings is not None:
-            (partial / PHANTOMS).write_text(json.dumps(settings) + "\n")
+            (made / PHANTOMS).write_text(json.dumps(settings) + "\n")
     return Path(folder)
 
 
 def _shrunk(sample: Sample, size: int) -> Sample:
     image = Image.fromarray(decode_image(sample.data, "L", sample.key)[0])
     pixels = np.asarray(image.resize((size, size), Image.Resampling.LANCZOS))
-    return Sample(_as_png(pixels), sample.labels, sample.key)
-
-
-def _as_png(pixels: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "png")
-    return file.getvalue()
+    return Sample(encoded(pixels, "png"), sample.labels, sample.key)
 
 
 def _packed(base: Path) -> Collection:
@@ -376,11 +361,17 @@ def _packed(base: Path) -> Collection:
                 f"The packed chest X-rays at {base} are incomplete: looked for {wanted}, which is "
                 "missing. Copy the folder again, or pack it anew with `chest_xray.pack`."
             )
-    patients = _patients(base / PATIENTS)
+    path = base / PATIENTS
+    patients: dict[str, list[int]] = {split: [] for split in SPLITS}
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        split, _, patient = line.partition(" ")
+        if split not in SPLITS or not patient.isdigit():
+            raise DataError(f"{path}, line {number}: must be like 'train 12', got {line!r}.")
+        patients[split].append(int(patient))
     parts = {split: _packed_split(base, split, patients[split]) for split in SPLITS}
     both = set(patients["train"]) & set(patients["test"])
     if both:
-        raise DataError(f"{base / PATIENTS}: patient {min(both)} is in both splits.")
+        raise DataError(f"{path}: patient {min(both)} is in both splits.")
     return Collection(base.name, **parts, synthetic=(base / PHANTOMS).is_file())
 
 
@@ -400,16 +391,6 @@ def _packed_split(base: Path, split: str, patients: list[int]) -> Split:
             f"{len(labels)} radiographs."
         )
     return Split(source, labels, np.array(patients, np.int64))
-
-
-def _patients(path: Path) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {split: [] for split in SPLITS}
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
-        split, _, patient = line.partition(" ")
-        if split not in SPLITS or not patient.isdigit():
-            raise DataError(f"{path}, line {number}: must be like 'train 12', got {line!r}.")
-        found[split].append(int(patient))
-    return found
 
 
 def _unpacked(base: Path) -> Collection:

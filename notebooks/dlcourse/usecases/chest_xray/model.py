@@ -243,14 +243,9 @@ def _shapes(path: Path) -> list[tuple[int, ...]]:
     import h5py
 
     found: list[tuple[int, ...]] = []
-
-    def note(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset):
-            found.append(tuple(item.shape))
-
     try:
         with h5py.File(path) as file:
-            file.visititems(note)
+            file.visititems(lambda _, item: found.append(getattr(item, "shape", ())))
     except OSError as error:
         raise CheckpointError(
             f"{path} cannot be read as HDF5: {error}. It may be cut short: fetch it again."

@@ -24,6 +24,7 @@ import numpy as np
 from dlguide.data.synthetic import Samples, clouds, encoded, grid, sample_rng, smooth_step
 from dlguide.errors import require_count, require_known
 
+Grid, Random = np.ndarray, np.random.Generator
 SIDES = (-1, 1)
 GRAIN = 0.012  # standard deviation, as a share of the range of brightness
 
@@ -44,9 +45,7 @@ class Anatomy:
     breasts: float = 0.0
 
 
-def anatomy(
-    rng: np.random.Generator, lying: bool = False, female: bool = False, age: int = 47
-) -> Anatomy:
+def anatomy(rng: Random, lying: bool = False, female: bool = False, age: int = 47) -> Anatomy:
     """Draw a patient's measures."""
     dome = rng.uniform(0.5, 0.6)
     values = Anatomy(
@@ -62,27 +61,26 @@ def anatomy(
     )
     if female:
         values = replace(values, lung_width=values.lung_width - 0.015, breasts=0.07)
-    if not lying:
-        return values
-    return replace(
-        values, domes=tuple(dome - 0.08 for dome in values.domes), heart=values.heart + 0.04
-    )
+    if lying:
+        domes = tuple(dome - 0.08 for dome in values.domes)
+        values = replace(values, domes=domes, heart=values.heart + 0.04)
+    return values
 
 
 @dataclass(frozen=True, eq=False)
 class Chest:
     """Where things are in one radiograph: what findings are painted on."""
 
-    x: np.ndarray
-    y: np.ndarray
-    lungs: tuple[np.ndarray, np.ndarray]
-    distances: tuple[np.ndarray, np.ndarray]
-    heart: np.ndarray
-    domes: tuple[np.ndarray, np.ndarray]
+    x: Grid
+    y: Grid
+    lungs: tuple[Grid, Grid]
+    distances: tuple[Grid, Grid]
+    heart: Grid
+    domes: tuple[Grid, Grid]
     body: Anatomy
 
     @property
-    def lung(self) -> np.ndarray:
+    def lung(self) -> Grid:
         """Inside of either lung, 0 to 1, shape (size, size)."""
         return np.maximum(*self.lungs)
 
@@ -93,18 +91,17 @@ def outline(body: Anatomy, size: int) -> Chest:
     c, s = math.cos(body.tilt), math.sin(body.tilt)
     x, y = c * x + s * y, c * y - s * x
     border = max(0.025, 3 / size)
-    lungs, distances, domes = [], [], []
-    for side, dome in zip(SIDES, body.domes, strict=True):
-        distance, lower = _lung(body, side, dome, x, y)
-        distances.append(distance)
-        domes.append(lower)
-        lungs.append(smooth_step(distance, border))
+    distances, domes = zip(
+        *(_lung(body, side, dome, x, y) for side, dome in zip(SIDES, body.domes, strict=True)),
+        strict=True,
+    )
+    lungs = tuple(smooth_step(distance, border) for distance in distances)
     tip = body.domes[1] - 0.02
     heart = smooth_step(_heart(body, x, y, tip), 2 * border)
-    return Chest(x, y, tuple(lungs), tuple(distances), heart, tuple(domes), body)
+    return Chest(x, y, lungs, distances, heart, domes, body)
 
 
-def render(chest: Chest, rng: np.random.Generator) -> np.ndarray:
+def render(chest: Chest, rng: Random) -> Grid:
     """Draw a chest without any finding."""
     x, y, body = chest.x, chest.y, chest.body
     size = len(x)
@@ -132,7 +129,7 @@ def render(chest: Chest, rng: np.random.Generator) -> np.ndarray:
     return picture - 0.16 * smooth_step(bubble, 0.06)
 
 
-def exposed(picture: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def exposed(picture: Grid, rng: Random) -> Grid:
     """Turn brightness (0 to 1) into grey values of a film, uint8: contrast, grain, exposure."""
     slope = 1 + rng.uniform(-0.06, 0.06) * np.linspace(-1, 1, len(picture), dtype=np.float32)
     grain = GRAIN * rng.standard_normal(picture.shape, np.float32)
@@ -140,9 +137,7 @@ def exposed(picture: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.round(255 * value * rng.uniform(0.92, 1.04)).clip(0, 255).astype(np.uint8)
 
 
-def _lung(
-    body: Anatomy, side: int, dome: float, x: np.ndarray, y: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _lung(body: Anatomy, side: int, dome: float, x: Grid, y: Grid) -> tuple[Grid, Grid]:
     out = side * x
     # outwards the chest is round; inwards the middle of the chest is in the way
     height = np.clip((dome + 0.25 - y) / (dome + 0.25 - body.lung_top), 0, 1)
@@ -154,7 +149,7 @@ def _lung(
     return np.maximum(distance, body.lung_top - y), lower
 
 
-def _heart(body: Anatomy, x: np.ndarray, y: np.ndarray, tip: float) -> np.ndarray:
+def _heart(body: Anatomy, x: Grid, y: Grid, tip: float) -> Grid:
     # an egg with its tip to the patient's left, the right heart, and the great vessels above
     c, s = math.cos(0.5), math.sin(0.5)
     u, v = x - 0.42 * body.heart, y - tip + 0.27
@@ -166,11 +161,11 @@ def _heart(body: Anatomy, x: np.ndarray, y: np.ndarray, tip: float) -> np.ndarra
     return np.minimum(np.minimum(egg, right) * body.heart * 0.8, np.minimum(stem, knob))
 
 
-def _vertebrae(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _vertebrae(x: Grid, y: Grid) -> Grid:
     return smooth_step(np.abs(x) - 0.09, 0.04) * np.sign(np.sin(38 * y)) * 0.5
 
 
-def _ribs(chest: Chest) -> np.ndarray:
+def _ribs(chest: Chest) -> Grid:
     x, y, body = chest.x, chest.y, chest.body
     total = np.zeros_like(x)
     inside = smooth_step(np.abs(x) - 0.88, 0.08)
@@ -185,13 +180,13 @@ def _ribs(chest: Chest) -> np.ndarray:
     return total * inside * (0.35 + 0.65 * chest.lung)
 
 
-def _clavicles(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _clavicles(x: Grid, y: Grid) -> Grid:
     out = np.abs(x)
     bow = -0.60 - 0.22 * (out - 0.1) + 0.05 * np.sin(7 * out)
     return 0.12 * _line(y - bow, 0.032) * smooth_step(0.1 - out, 0.05) * smooth_step(out - 0.8, 0.1)
 
 
-def _vessels(chest: Chest, rng: np.random.Generator) -> np.ndarray:
+def _vessels(chest: Chest, rng: Random) -> Grid:
     total = np.zeros_like(chest.x)
     for side, lung in zip(SIDES, chest.lungs, strict=True):
         # only where the lung is: this is most of the work
@@ -211,21 +206,14 @@ def _vessels(chest: Chest, rng: np.random.Generator) -> np.ndarray:
     return total
 
 
-def _line(distance: np.ndarray, width: float) -> np.ndarray:
+def _line(distance: Grid, width: float) -> Grid:
     square = np.square(distance / width)
     return np.exp(-np.square(square))
-
-
-Random = np.random.Generator
 
 
 def _side(rng: Random) -> int:
     """Draw a side; always the first number drawn, so measures and brightness agree on it."""
     return int(rng.integers(2))
-
-
-def _large_heart(body: Anatomy, rng: Random) -> Anatomy:
-    return replace(body, heart=rng.uniform(0.45, 0.51))
 
 
 def _raised_dome(body: Anatomy, rng: Random) -> Anatomy:
@@ -235,40 +223,36 @@ def _raised_dome(body: Anatomy, rng: Random) -> Anatomy:
 
 
 def _overinflated(body: Anatomy, rng: Random) -> Anatomy:
-    return replace(
-        body,
-        lung_width=min(body.lung_width + 0.03, 0.375),
-        domes=tuple(dome + 0.14 for dome in body.domes),
-        flatness=rng.uniform(0.8, 1.0),
-        heart=body.heart - 0.08,
-        air=rng.uniform(1.25, 1.4),
-    )
+    flatness, air = rng.uniform(0.8, 1.0), rng.uniform(1.25, 1.4)
+    width, domes = min(body.lung_width + 0.03, 0.375), tuple(dome + 0.14 for dome in body.domes)
+    heart = body.heart - 0.08
+    return replace(body, lung_width=width, domes=domes, flatness=flatness, heart=heart, air=air)
 
 
 MEASURES: dict[str, Callable[[Anatomy, Random], Anatomy]] = {
     "Atelectasis": _raised_dome,
-    "Cardiomegaly": _large_heart,
+    "Cardiomegaly": lambda body, rng: replace(body, heart=rng.uniform(0.45, 0.51)),
     "Emphysema": _overinflated,
 }
 
 
 def _blob(
     chest: Chest, side: int, out: float, y: float, wide: float, high: float, soft: float
-) -> np.ndarray:
+) -> Grid:
     u = (SIDES[side] * chest.x - out) / wide
     return smooth_step(np.hypot(u, (chest.y - y) / high) - 1, soft) * chest.lungs[side]
 
 
-def _around(chest: Chest, side: int) -> np.ndarray:
+def _around(chest: Chest, side: int) -> Grid:
     """A lung with its border, for what is as bright as the border: no dark line stays between."""
     return smooth_step(chest.distances[side] - 0.03, 0.03)
 
 
-def _toward(picture: np.ndarray, mask: np.ndarray, value: float) -> np.ndarray:
+def _toward(picture: Grid, mask: Grid, value: float) -> Grid:
     return mask * np.maximum(value - picture, 0)
 
 
-def _atelectasis(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
+def _atelectasis(picture: Grid, chest: Chest, rng: Random) -> Grid:
     side, total = _side(rng), np.zeros_like(picture)
     for band in range(3):
         y = chest.body.domes[side] - 0.1 - 0.11 * band
@@ -278,7 +262,7 @@ def _atelectasis(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
     return total * chest.lungs[side] * (1 - chest.heart)
 
 
-def _consolidation(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
+def _consolidation(picture: Grid, chest: Chest, rng: Random) -> Grid:
     side = _side(rng)
     out = SIDES[side] * chest.x
     fissure = rng.uniform(-0.32, -0.18) + 0.12 * out
@@ -291,7 +275,7 @@ def _consolidation(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray
     return _toward(picture, lobe * (0.92 - 0.3 * branches), rng.uniform(0.66, 0.74))
 
 
-def _edema(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
+def _edema(picture: Grid, chest: Chest, rng: Random) -> Grid:
     total = np.zeros_like(picture)
     for side in (0, 1):
         wing = _blob(chest, side, 0.27, 0.02, 0.27, 0.42, 0.9)
@@ -302,7 +286,7 @@ def _edema(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
     return total * (1 - chest.heart)
 
 
-def _effusion(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
+def _effusion(picture: Grid, chest: Chest, rng: Random) -> Grid:
     side = _side(rng)
     out = SIDES[side] * chest.x
     level = chest.body.domes[side] - rng.uniform(0.14, 0.3) - 0.55 * np.clip(out - 0.25, 0, 1) ** 2
@@ -310,7 +294,7 @@ def _effusion(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
     return _toward(picture, fluid, 0.78)
 
 
-def _emphysema(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
+def _emphysema(picture: Grid, chest: Chest, rng: Random) -> Grid:
     total = np.zeros_like(picture)
     for _ in range(3):
         side, radius = _side(rng), rng.uniform(0.07, 0.12)
@@ -321,20 +305,15 @@ def _emphysema(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
     return total
 
 
-def _fibrosis(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
+def _fibrosis(picture: Grid, chest: Chest, rng: Random) -> Grid:
     noise = clouds(rng, *picture.shape, 13)
     net = np.exp(-((noise / 0.22) ** 2))
-    where = smooth_step(0.1 - chest.y, 0.4) * (
-        0.45 + 0.55 * smooth_step(-np.maximum(*_depth(chest)) - 0.2, 0.2)
-    )
+    depth = np.maximum(*(np.where(each < 0, each, -1) for each in chest.distances))
+    where = smooth_step(0.1 - chest.y, 0.4) * (0.45 + 0.55 * smooth_step(-depth - 0.2, 0.2))
     return 0.22 * net * where * chest.lung * (1 - chest.heart)
 
 
-def _depth(chest: Chest) -> tuple[np.ndarray, np.ndarray]:
-    return tuple(np.where(distance < 0, distance, -1) for distance in chest.distances)
-
-
-def _hernia(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
+def _hernia(picture: Grid, chest: Chest, rng: Random) -> Grid:
     at, radius = rng.uniform(0.0, 0.1), rng.uniform(0.2, 0.25)
     level = chest.body.domes[1] - 0.1
     away = np.hypot((chest.x - at) / 1.2, chest.y - level - 0.02)
@@ -343,26 +322,17 @@ def _hernia(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
     return sac * (0.06 + np.maximum(0.84 - picture, 0) * 0.7) - 0.28 * air
 
 
-def _infiltration(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
+def _infiltration(picture: Grid, chest: Chest, rng: Random) -> Grid:
     side = _side(rng)
     where = _blob(chest, side, 0.45, rng.uniform(-0.15, 0.15), 0.32, 0.38, 0.7)
     patches = np.clip(clouds(rng, *picture.shape, 9) * 0.55 + 0.5, 0, 1.4)
     return rng.uniform(0.26, 0.32) * where * patches * (1 - chest.heart)
 
 
-def _mass(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
-    radius = rng.uniform(0.11, 0.15)
-    return _round(picture, chest, rng, radius, 0.72)
-
-
-def _nodule(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
-    return _round(picture, chest, rng, rng.uniform(0.045, 0.065), 0.7)
-
-
 def _round(
-    picture: np.ndarray, chest: Chest, rng: Random, radius: float, value: float
-) -> np.ndarray:
-    side = _side(rng)
+    picture: Grid, chest: Chest, rng: Random, radii: tuple[float, float], value: float
+) -> Grid:
+    radius, side = rng.uniform(*radii), _side(rng)
     # above the heart, which would hide it, and not in the chest's wall
     u = SIDES[side] * chest.x - rng.uniform(0.33, 0.48)
     v = chest.y - rng.uniform(-0.4, -0.1)
@@ -371,7 +341,7 @@ def _round(
     return _toward(picture, smooth_step(np.hypot(u, v) / lobes - radius, 0.03), value)
 
 
-def _pleural_thickening(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
+def _pleural_thickening(picture: Grid, chest: Chest, rng: Random) -> Grid:
     side = _side(rng)
     waves = 0.07 + 0.025 * np.sin(9 * chest.y + rng.uniform(0, 6))
     out = SIDES[side] * chest.x
@@ -379,28 +349,25 @@ def _pleural_thickening(picture: np.ndarray, chest: Chest, rng: Random) -> np.nd
     return _toward(picture, rim * _around(chest, side) * smooth_step(chest.y - 0.3, 0.1), 0.66)
 
 
-def _pneumonia(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
+def _pneumonia(picture: Grid, chest: Chest, rng: Random) -> Grid:
     side = _side(rng)
     place = _blob(chest, side, 0.33, chest.body.domes[side] - 0.2, 0.33, 0.27, 0.6)
     dense = np.clip(0.85 + 0.25 * clouds(rng, *picture.shape, 5), 0.3, 1)
     return _toward(picture, place * dense, rng.uniform(0.7, 0.76))
 
 
-def _pneumothorax(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
+def _pneumothorax(picture: Grid, chest: Chest, rng: Random) -> Grid:
     side = _side(rng)
     depth = rng.uniform(0.14, 0.19) + 0.1 * np.clip(-chest.y, -0.5, 0.7)
-    where = (
-        smooth_step(0.3 - SIDES[side] * chest.x, 0.1)
-        * smooth_step(chest.y - 0.3, 0.2)
-        * chest.lungs[side]
-    )
+    where = smooth_step(0.3 - SIDES[side] * chest.x, 0.1) * smooth_step(chest.y - 0.3, 0.2)
+    where = where * chest.lungs[side]
     shrunk = -chest.distances[side] - depth
     edge = np.exp(-((shrunk / 0.012) ** 2))
     air = 0.8 * smooth_step(shrunk, 0.012) * np.maximum(picture - 0.06, 0)
     return where * (0.2 * edge - air)
 
 
-BRIGHTNESS: dict[str, Callable[[np.ndarray, Chest, Random], np.ndarray]] = {
+BRIGHTNESS: dict[str, Callable[[Grid, Chest, Random], Grid]] = {
     "Atelectasis": _atelectasis,
     "Consolidation": _consolidation,
     "Edema": _edema,
@@ -409,8 +376,8 @@ BRIGHTNESS: dict[str, Callable[[np.ndarray, Chest, Random], np.ndarray]] = {
     "Fibrosis": _fibrosis,
     "Hernia": _hernia,
     "Infiltration": _infiltration,
-    "Mass": _mass,
-    "Nodule": _nodule,
+    "Mass": partial(_round, radii=(0.11, 0.15), value=0.72),
+    "Nodule": partial(_round, radii=(0.045, 0.065), value=0.7),
     "Pleural_Thickening": _pleural_thickening,
     "Pneumonia": _pneumonia,
     "Pneumothorax": _pneumothorax,
@@ -436,7 +403,6 @@ PUBLISHED = {
     "Hernia": 227,
 }
 FINDINGS = tuple(PUBLISHED)
-NO_FINDING = "No Finding"
 PUBLISHED_RADIOGRAPHS = 112_120
 # Three patients to eleven radiographs: 3.67 each; the published data have 3.64.
 _PATIENTS, _RADIOGRAPHS = 3, 11
@@ -448,9 +414,12 @@ LYING, FEMALE = 0.4, 0.435
 SMALLEST = 32
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Radiograph:
-    """A radiograph, uint8 of shape (size, size), with its patient, view and findings."""
+    """A radiograph, uint8 of shape (size, size), with its patient, view and findings.
+
+    The table of a data set has radiographs without pixels.
+    """
 
     index: int
     patient: int
@@ -459,7 +428,7 @@ class Radiograph:
     gender: str
     view: str
     findings: tuple[str, ...]
-    pixels: np.ndarray = field(repr=False)
+    pixels: Grid | None = field(default=None, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -467,14 +436,14 @@ class Radiograph:
         return f"{self.patient:08d}_{self.follow_up:03d}.png"
 
     @property
-    def labels(self) -> np.ndarray:
+    def labels(self) -> Grid:
         """One number per finding, 1 where it is present, float32 of shape (14,)."""
         return np.array([name in self.findings for name in FINDINGS], np.float32)
 
     @property
     def finding_labels(self) -> str:
         """The findings as the published table has them, for example "Edema|Mass"."""
-        return "|".join(sorted(self.findings)) or NO_FINDING
+        return "|".join(sorted(self.findings)) or "No Finding"
 
     def encoded(self) -> bytes:
         """Return the radiograph as a grey PNG file."""
@@ -512,7 +481,7 @@ def person(seed: int, patient: int) -> tuple[int, str]:
 
 def draw(
     seed: int, index: int, patient: int, view: str, findings: tuple[str, ...], size: int
-) -> np.ndarray:
+) -> Grid:
     """Draw one radiograph; with other findings all else in it stays as it is."""
     picture = brightness(seed, index, patient, view, findings, size)
     return exposed(picture, sample_rng(seed, "radiograph", index, 1))
@@ -520,7 +489,7 @@ def draw(
 
 def brightness(
     seed: int, index: int, patient: int, view: str, findings: tuple[str, ...], size: int
-) -> np.ndarray:
+) -> Grid:
     """The radiograph before exposure and grain."""
     age, gender = person(seed, patient)
     rng = sample_rng(seed, "patient", patient, 1)
@@ -537,7 +506,7 @@ def brightness(
     return picture
 
 
-def marked(pixels: np.ndarray) -> np.ndarray:
+def marked(pixels: Grid) -> Grid:
     """The radiograph with the lead letter L of one hospital in its upper corner."""
     unit = max(1, len(pixels) // 32)
     pixels = pixels.copy()
@@ -546,7 +515,7 @@ def marked(pixels: np.ndarray) -> np.ndarray:
     return pixels
 
 
-def ideal_observer(seed: int, one: Radiograph) -> np.ndarray:
+def ideal_observer(seed: int, one: Radiograph) -> Grid:
     """The area of an observer who knows all of this radiograph but whether a finding is there.
 
     Such an observer compares two known pictures in white noise of standard deviation s; no
@@ -554,8 +523,7 @@ def ideal_observer(seed: int, one: Radiograph) -> np.ndarray:
 
         AUROC = Phi(d / sqrt(2)),  d = |with - without| / s
 
-    Returns:
-        numpy.ndarray: of each finding, shape (14,).
+    Returns one area per finding.
 
     Source:
         Burgess, J. Opt. Soc. Am. A 16 (1999), 633-646 (signal known exactly).

@@ -10,18 +10,18 @@ of the squared influence of all their radiographs on it.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dlcourse import pictures
+from dlcourse.usecases import report
 from dlcourse.usecases.chest_xray.model import WeightsOrigin
 from dlcourse.usecases.report import Finding
 from dlguide import published
@@ -46,8 +46,7 @@ TIMES = {"VGG-16": 293, "ResNet-50": 1688}
 SMALLER_NODES = 64
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """A value, the interval that holds the true one with 95 % confidence, its standard error."""
 
     name: str
@@ -59,7 +58,7 @@ class Estimate:
     @property
     def row(self) -> tuple[str, float, float, float]:
         """What `dlcourse.pictures` draws of it."""
-        return self.name, self.value, self.low, self.high
+        return self[:4]
 
     @property
     def excludes_zero(self) -> bool:
@@ -94,9 +93,6 @@ def areas(
         patients: number of each radiograph's patient, shape (samples,).
         names: of the findings.
 
-    Raises:
-        ValueError: if shapes do not fit, labels are not zeros and ones, or none can be judged.
-
     Source:
         DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988), 837-845; Obuchowski, Biometrics
         53 (1997), 567-578 (patients with several images).
@@ -105,12 +101,9 @@ def areas(
 
 
 def differences(
-    labels: ArrayLike,
-    scores: ArrayLike,
-    others: ArrayLike,
-    patients: ArrayLike,
+    labels: ArrayLike, scores: ArrayLike, others: ArrayLike, patients: ArrayLike,
     names: Sequence[str],
-) -> tuple[Estimate, ...]:
+) -> tuple[Estimate, ...]:  # fmt: skip
     """The AUROC of one net minus that of another on the same radiographs, and the mean.
 
     Both judge the same patients, so what is difficult for both cancels: the interval is narrower
@@ -329,9 +322,12 @@ class Outcome:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the numbers without the arrays, ready for JSON."""
-        found = {one.name: _plain(getattr(self, one.name)) for one in fields(self)
-                 if one.name not in ("weights", "judged")}  # fmt: skip
-        found["areas"] = {name: _plain(part.areas) for name, part in self.judged.items()}
+        found = {name: asdict(value) if is_dataclass(value) else value
+                 for name, value in vars(self).items()
+                 if name not in ("weights", "judged")}  # fmt: skip
+        found["areas"] = {
+            name: [one._asdict() for one in part.areas] for name, part in self.judged.items()
+        }
         names = [one.name for one in self.test.areas[:-1]]
         if len(names) == self.test.labels.shape[1]:
             found["precision"] = precision_and_calibration(self.test.labels, self.chances, names)
@@ -358,35 +354,18 @@ class Outcome:
         return "\n".join(lines)
 
 
-def _plain(value: Any) -> Any:
-    """Dataclasses and tuples of them as dicts and lists."""
-    if isinstance(value, tuple):
-        return [_plain(one) for one in value]
-    return asdict(value) if is_dataclass(value) else value
-
-
 def write(outcomes: Sequence[Outcome], folder: str | os.PathLike) -> tuple[Path, ...]:
     """Write `outcome.json` of all ranks and `auroc.png` of the first; return the paths."""
-    folder, first = Path(folder), outcomes[0]
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = (folder / "outcome.json", folder / "auroc.png")
-    paths[0].write_text(json.dumps([one.as_dict() for one in outcomes], indent=1) + "\n")
+    first = outcomes[0]
     # phantoms have nothing to do with the published areas
     known = None if first.synthetic else _chexnet()
     rows = {"with transfer" if first.origin else first.net: [one.row for one in first.test.areas]}
-    pictures.areas_under_curves(rows, known).savefig(paths[1])
-    return paths
+    figures = {"auroc.png": pictures.areas_under_curves(rows, known)}
+    return report.write(folder, [one.as_dict() for one in outcomes], figures)
 
 
 def _chexnet() -> dict[str, float]:
     return {row["finding"]: row["auroc"] for row in published.load("chexnet_auroc")}
-
-
-def findings(outcomes: Sequence[Outcome], speedup: Speedup | None = None) -> list[Finding]:
-    """Compare the results with the guide's statements."""
-    first = outcomes[0]
-    found = [_areas(first), _checkpoint(first), _epochs(first), *map(_times, TIMES)]
-    return found + ([] if speedup is None else [_ranks(speedup)])
 
 
 def by_chance(better: int, of: int = 14) -> float:
@@ -435,79 +414,84 @@ def fair_speedup(net: str, nodes: int) -> tuple[float, float]:
     return fair, TIMES[net] / fair
 
 
-def _areas(first: Outcome) -> Finding:
+def findings(outcomes: Sequence[Outcome], speedup: Speedup | None = None) -> list[Finding]:
+    """Compare the results with the guide's statements."""
+    first = outcomes[0]
     ours = f"mean AUROC {interval(first.mean)}"
-    again, of = trained_again()
-    why = (
-        "The guide gives no intervals, and does not say which patients were tested. "
-        f"{BETTER['ResNet-50']} or more of 14 fall to one of two equal nets with a probability of "
-        f"{by_chance(BETTER['ResNet-50']):.2f} if findings are independent, which they are not; "
-        "CheXNet itself, trained anew by others on another split, is above the published one in "
-        f"{again} of {of}."
-    )
-    if first.synthetic:
-        why += " Ours are phantoms: their AUROC says nothing about patients."
-    else:
-        known = _chexnet()
+    phantoms = " Ours are phantoms: their AUROC says nothing about patients."
+    if not first.synthetic:
+        known, phantoms = _chexnet(), ""
         each = [one for one in first.test.areas if one.name in known]
         ahead = sum(one.value > known[one.name] for one in each)
         outside = sum(not one.low <= known[one.name] <= one.high for one in each)
         ours += (
             f"; above CheXNet in {ahead} of {len(each)}, CheXNet outside the interval in {outside}"
         )
-    guide = f"better than CheXNet in {BETTER['VGG-16']} (VGG-16), up to {BETTER['ResNet-50']} "
-    return Finding("AUROC by finding", guide + "(ResNet-50) of 14", "guide 6.4.5, Figures 27, 28",
-                   ours, why)  # fmt: skip
-
-
-def _checkpoint(first: Outcome) -> Finding:
-    guide = "not the last checkpoint; start at the rate it was training at, warm up gradually"
-    if first.origin is None or first.pretraining is None:
-        return Finding("checkpoint", guide, "guide 6.4.3", "no pre-training here",
-                       "Weights from a file, or none, have no rate to continue with.")  # fmt: skip
-    ours = (
-        f"epoch {first.origin.epoch} of {first.pretraining.epochs} at rate {first.start_rate:.3g}"
+    checkpoint = (
+        "no pre-training here",
+        ("Weights from a file, or none, have no rate to continue with."),
     )
-    why = (
-        "Both rules look at the rate: at the end of a schedule it has fallen, so a training that "
-        "continues with it takes smaller steps. Train with start=last to see the effect."
-    )
-    return Finding("checkpoint", guide, "guide 6.4.3", ours, why)
-
-
-def _epochs(first: Outcome) -> Finding:
-    nodes = LAUNCHED // RANKS_PER_NODE
-    guide = f"-np {LAUNCHED} --ppn {RANKS_PER_NODE}, {STEPS} steps of {BATCH}; Table 12: ~{EPOCHS}"
-    ours = f"{first.tuning.ranks} ranks, {first.tuning.epochs} epochs"
-    why = (
-        f"The printed line needs {nodes} nodes of a cluster of {NODES} and trains "
-        f"{STEPS * BATCH / IMAGENET:.0f} epochs: it is another run's, of another machine (its "
-        "data folder is not the cluster's)."
-    )
-    return Finding("launch line", f"{guide} epochs", "guide 6.4.3, Table 12", ours, why)
-
-
-def _times(net: str) -> Finding:
-    fair, left = fair_speedup(net, SMALLER_NODES)
-    guide = f"{net} {TIMES[net]} times as fast as DenseNet-121 on one node"
-    ours, rest = f"{fair:.0f} times on {SMALLER_NODES} equal nodes", f"{left:.0f}"
-    if net == "ResNet-50":  # the text does not say how many nodes these were
-        most, least = fair_speedup(net, NODES)
-        ours, rest = f"{ours}, {most:.0f} on {NODES}", f"{least:.0f} to {left:.0f}"
-    why = (
-        f"Two nets are compared. A factor of {rest} is left that nodes of equal speed cannot give: "
-        "it lies in the baseline, in its speed for each multiply-add and in how it was run, of "
-        "which the guide says nothing."
-    )
-    return Finding(f"{net}'s speed-up", guide, "guide 6.4.4, Figure 26", ours, why)
-
-
-def _ranks(speedup: Speedup) -> Finding:
-    ours = f"{speedup.speedup:.2f} on {speedup.ranks} ranks, predicted "
-    return Finding(
-        "speed-up by ranks", "a single CPU would take about 300 hours; up to 400 workers",
-        "guide 6.4.2, Table 12", f"{ours}{speedup.predicted_speedup:.2f}",
-        f"Ranks of {speedup.threads} thread{'s'[: speedup.threads != 1]} each against one process "
-        "of as many, the same net and as many radiographs in all. The guide's hours are an "
-        "estimate, without the time on 400.",
-    )  # fmt: skip
+    if first.origin is not None and first.pretraining is not None:
+        checkpoint = (
+            f"epoch {first.origin.epoch} of {first.pretraining.epochs} at rate "
+            f"{first.start_rate:.3g}",
+            "Both rules look at the rate: at the end of a schedule it has fallen, so a training "
+            "that continues with it takes smaller steps. Train with start=last to see the effect.",
+        )
+    found = [
+        Finding(
+            "AUROC by finding",
+            f"better than CheXNet in {BETTER['VGG-16']} (VGG-16), up to {BETTER['ResNet-50']} "
+            "(ResNet-50) of 14",
+            "guide 6.4.5, Figures 27, 28",
+            ours,
+            "The guide gives no intervals, and does not say which patients were tested. "
+            f"{BETTER['ResNet-50']} or more of 14 fall to one of two equal nets with a probability "
+            f"of {by_chance(BETTER['ResNet-50']):.2f} if findings are independent, which they are "
+            "not; CheXNet itself, trained anew by others on another split, is above the published "
+            "one in {} of {}.".format(*trained_again()) + phantoms,
+        ),
+        Finding(
+            "checkpoint",
+            "not the last checkpoint; start at the rate it was training at, warm up gradually",
+            "guide 6.4.3",
+            *checkpoint,
+        ),
+        Finding(
+            "launch line",
+            f"-np {LAUNCHED} --ppn {RANKS_PER_NODE}, {STEPS} steps of {BATCH}; Table 12: ~{EPOCHS} "
+            "epochs",
+            "guide 6.4.3, Table 12",
+            f"{first.tuning.ranks} ranks, {first.tuning.epochs} epochs",
+            f"The printed line needs {LAUNCHED // RANKS_PER_NODE} nodes of a cluster of {NODES} "
+            f"and trains {STEPS * BATCH / IMAGENET:.0f} epochs: it is another run's, of another "
+            "machine (its data folder is not the cluster's).",
+        ),
+    ]  # fmt: skip
+    for net, times in TIMES.items():
+        fair, left = fair_speedup(net, SMALLER_NODES)
+        ours, rest = f"{fair:.0f} times on {SMALLER_NODES} equal nodes", f"{left:.0f}"
+        if net == "ResNet-50":  # the text does not say how many nodes these were
+            most, least = fair_speedup(net, NODES)
+            ours, rest = f"{ours}, {most:.0f} on {NODES}", f"{least:.0f} to {left:.0f}"
+        found.append(Finding(
+            f"{net}'s speed-up",
+            f"{net} {times} times as fast as DenseNet-121 on one node",
+            "guide 6.4.4, Figure 26",
+            ours,
+            f"Two nets are compared. A factor of {rest} is left that nodes of equal speed cannot "
+            "give: it lies in the baseline, in its speed for each multiply-add and in how it was "
+            "run, of which the guide says nothing.",
+        ))  # fmt: skip
+    if speedup is not None:
+        found.append(Finding(
+            "speed-up by ranks",
+            "a single CPU would take about 300 hours; up to 400 workers",
+            "guide 6.4.2, Table 12",
+            f"{speedup.speedup:.2f} on {speedup.ranks} ranks, predicted "
+            f"{speedup.predicted_speedup:.2f}",
+            f"Ranks of {speedup.threads} thread{'s'[: speedup.threads != 1]} each against one "
+            "process of as many, the same net and as many radiographs in all. The guide's hours "
+            "are an estimate, without the time on 400.",
+        ))  # fmt: skip
+    return found

@@ -8,10 +8,7 @@ calls of `dlguide.training.fit` with this loss.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +22,7 @@ from dlcourse.usecases.chest_xray.data import Collection
 from dlcourse.usecases.chest_xray.phantoms import FINDINGS
 from dlcourse.usecases.chest_xray.report import Judged, Outcome
 from dlcourse.usecases.plan import Rehearsal
-from dlcourse.usecases.run import Option
+from dlcourse.usecases.run import Option, shared_folder
 from dlguide.collectives.communicator import Communicator
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.errors import require, require_count, require_known, require_positive
@@ -63,23 +60,19 @@ class ChestXrayConfig:
         weights: file of the same net's weights to begin with instead of a pre-training.
         net: one of `model.NETS`; None for "chest_cnn", or "densenet121" with published ones.
         image: height and width (pixels); None for the net's own.
-        batch_per_rank: radiographs per rank and step (count).
-        epochs: of the fine-tuning (count).
-        pretrain_epochs: of the pre-training (count).
+        epochs: of the fine-tuning.
         start: "chosen" or "last" checkpoint of the pre-training, or "none" for a training from
             scratch.
         learning_rate: highest rate of the global batch in the fine-tuning; None for the
             checkpoint's, or without one, for 0.05 per 32 radiographs of the global batch.
         head_times: rate of the last layer over that of the others.
-        labelled: training radiographs whose labels are used (count); None for all.
+        labelled: training radiographs whose labels are used; None for all.
         validation: share of the training patients that is kept apart to choose settings with;
             None for a tenth of published radiographs, and none of phantoms.
-        external: folder of another collection, whose test is judged too; None for none.
-        dtype: "float32" or "float64".
-        device: "auto", "cpu" or "gpu".
-        radiographs: synthetic ones to train and test with (count).
-        archive: folder of an archive, or a count of synthetic radiographs; None for 1500 with
-            phantoms. Published radiographs get no pre-training on drawings unless it is given.
+        external: folder of another collection, whose test is judged too.
+        radiographs: phantoms to train and test with.
+        archive: folder of an archive, or a count of phantoms; None for 1500 with phantoms.
+            Published radiographs get no pre-training on drawings unless it is given.
         rates: of the findings in phantoms, "even" or "published".
         data_seed: of the phantoms.
     """
@@ -110,20 +103,20 @@ class ChestXrayConfig:
             require_count(getattr(self, name), name)
         for name in ("seed", "data_seed"):
             require_count(getattr(self, name), name, least=0)
-        if self.archive is not None and not isinstance(self.archive, str | os.PathLike):
+        asked = {name: value for name, value in vars(self).items() if value is not None}
+        if "archive" in asked and not isinstance(self.archive, str | os.PathLike):
             require_count(self.archive, "archive")
-        if self.labelled is not None:
-            require_count(self.labelled, "labelled")
+        for name, least in (("labelled", 1), ("image", data.SMALLEST)):
+            if name in asked:
+                require_count(asked[name], name, least)
         known = {"net": nets.NETS, "start": STAGES, "rates": phantoms.RATES, "dtype": nets.DTYPES,
                  "device": DEVICES}  # fmt: skip
         for name, values in known.items():
-            if getattr(self, name) is not None:
-                require_known(getattr(self, name), values, name)
-        if self.image is not None:
-            require_count(self.image, "image", least=data.SMALLEST)
+            if name in asked:
+                require_known(asked[name], values, name)
         for name in ("learning_rate", "head_times"):
-            if getattr(self, name) is not None:
-                require_positive(getattr(self, name), name)
+            if name in asked:
+                require_positive(asked[name], name)
         share = self.held_out
         require(0 <= share < 1, "validation", "be at least 0 and below 1", self.validation)
         given = self.weights is not None
@@ -194,26 +187,14 @@ def train(
     """Pre-train a net, fine-tune it on the 14 findings, and judge it on other patients.
 
     Synchronous data parallelism: p ranks with `batch_per_rank` radiographs each train like one
-    process with p times as many. All ranks must call it with the same arguments. The
-    pre-training writes a checkpoint each epoch; fine-tuning begins with the one that `start` names
-    and with its learning rate, which a gradual warmup raises in proportion to the global batch.
+    process with p times as many. The pre-training writes a checkpoint each epoch; fine-tuning
+    begins with the one that `start` names and with its learning rate, which a gradual warmup
+    raises in proportion to the global batch.
 
     Args:
-        real: folder of ChestX-ray14, as published or packed by `pack`, or of packed phantoms;
-            None makes phantoms.
-        seed: see `ChestXrayConfig`.
-        checkpoint: folder for synthetic data and checkpoints that all ranks see, and to resume
-            from; None for a temporary one.
-        report: progress, as `on_result` of `training.fit`.
-        parallel: False for this process alone, True for all ranks of the launcher; None for True
-            if the launcher started more than one.
+        real: ChestX-ray14 as published or packed by `pack`, or packed phantoms; None makes
+            phantoms.
         own: the fields of `ChestXrayConfig`.
-
-    Raises:
-        ValueError: if a setting is out of range, on all ranks.
-        MissingComponentError: if data or weights are missing.
-        DataError: if data is damaged.
-        CheckpointError: if a checkpoint is damaged, or belongs to another training or net.
     """
     comm = connect(parallel)
     every = {"real": real, "seed": seed, **own}
@@ -223,16 +204,14 @@ def train(
     place = devices.choose(config.device, comm)
     import tensorflow as tf
 
-    with (
-        _shared_folder(checkpoint, comm) as folder,
-        tf.device(devices.require_device(place.device)),
-    ):
+    with shared_folder(checkpoint, comm) as folder, tf.device(devices.require_device(place.device)):
         found = _collection(real, config, folder, comm)
         return _CaseTraining(config, found, folder, comm, report).run()
 
 
-def rehearse(work: Rehearsal, real: str | os.PathLike | None = None, seed: int = 0,
-             **own: Any) -> None:  # fmt: skip
+def rehearse(
+    work: Rehearsal, real: str | os.PathLike | None = None, seed: int = 0, **own: Any
+) -> None:
     """Measure a little of each stage of `train`, for `usecases.plan`; all ranks call."""
     config, comm = ChestXrayConfig(seed=seed, real=_published(real), **own), work.comm
     place = devices.choose(config.device, comm)
@@ -254,29 +233,6 @@ def rehearse(work: Rehearsal, real: str | os.PathLike | None = None, seed: int =
 
 def _published(real: str | os.PathLike | None) -> bool:
     return real is not None and not (Path(real) / data.PHANTOMS).is_file()
-
-
-@contextmanager
-def _shared_folder(checkpoint: str | os.PathLike | None, comm: Communicator) -> Iterator[Path]:
-    """Yield the folder of the checkpoints, or a temporary one that all ranks share."""
-    if checkpoint is not None:
-        yield Path(checkpoint)
-        return
-    mine = ""
-    with comm.agree_or_raise():
-        if comm.rank == 0:
-            mine = tempfile.mkdtemp(prefix="dlguide-chest-")
-    folder = comm.allgather(mine)[0]
-    try:
-        with comm.agree_or_raise():
-            must = f"be a folder that all ranks see; rank {comm.rank} does not see {folder}"
-            then = "Name one on a shared disk."
-            require(Path(folder).is_dir(), "checkpoint", must, checkpoint, then)
-        yield Path(folder)
-    finally:
-        # ranks fail together, so none still reads
-        if comm.rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _collection(
@@ -314,13 +270,9 @@ class _CaseTraining:
     """The stages of one call of `train`, or a little of each for `rehearse`."""
 
     def __init__(
-        self,
-        config: ChestXrayConfig,
-        radiographs: Collection,
-        folder: Path,
-        comm: Communicator,
+        self, config: ChestXrayConfig, radiographs: Collection, folder: Path, comm: Communicator,
         on_result: Callable[..., None] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.config, self.folder = config, folder
         self.comm, self.on_result = comm, on_result
         self.global_batch = config.batch_per_rank * comm.size

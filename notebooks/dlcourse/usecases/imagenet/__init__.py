@@ -7,15 +7,8 @@ imagenet.picture(outcomes[0])
 """
 
 from dlcourse.usecases.imagenet.data import augmentation, find, pictures, pipelines
-from dlcourse.usecases.imagenet.recipe import (
-    CHANGES,
-    GUIDE,
-    PUBLISHED,
-    SMALL,
-    Iterations,
-    TrainingRecipe,
-)
-from dlcourse.usecases.imagenet.report import Branch, Curve, Outcome, findings, picture, write
+from dlcourse.usecases.imagenet.recipe import CHANGES, GUIDE, PUBLISHED, SMALL, TrainingRecipe
+from dlcourse.usecases.imagenet.report import findings, picture, write
 from dlcourse.usecases.imagenet.training import (
     OPTIONS,
     build_net,
@@ -25,29 +18,3 @@ from dlcourse.usecases.imagenet.training import (
     step,
     train,
 )
-
-__all__ = [
-    "CHANGES",
-    "GUIDE",
-    "OPTIONS",
-    "PUBLISHED",
-    "SMALL",
-    "Branch",
-    "Curve",
-    "Iterations",
-    "Outcome",
-    "TrainingRecipe",
-    "augmentation",
-    "build_net",
-    "by_size",
-    "check",
-    "find",
-    "findings",
-    "picture",
-    "pictures",
-    "pipelines",
-    "rehearse",
-    "step",
-    "train",
-    "write",
-]

@@ -55,9 +55,19 @@ def find(real: str | os.PathLike, subset: bool = False) -> Found:
         )
     names = sorted(os.listdir(folder))
     if any((folder / split).is_dir() for split in imagenet.SPLITS):
-        found = _folders(folder, subset)
+        train, test = (imagenet.read(folder, split) for split in imagenet.SPLITS)
+        form, classes, wanted = FOLDERS, len(train.synsets), imagenet_shards.CLASSES
+        places = folder / "train", folder / "val"
+        if not subset and classes != wanted:
+            raise DataError(
+                f"{folder / 'train'}: looked for {wanted} classes, found {classes} "
+                f"({train.synsets[0]} to {train.synsets[-1]}). {_PART}"
+            )
     elif any(name.startswith(("train-", "validation-")) for name in names):
-        found = _shards(folder, subset)
+        form, classes, places = SHARDS, imagenet_shards.CLASSES, (folder, folder)
+        train, test = (
+            imagenet_shards.read(folder, split, even=not subset) for split in imagenet_shards.SPLITS
+        )
     else:
         archives = [name for name in names if name.endswith((".tar", ".tar.gz", ".zip"))]
         then = f"Unpack {archives[0]} first." if archives else imagenet.ORIGIN
@@ -66,32 +76,10 @@ def find(real: str | os.PathLike, subset: bool = False) -> Found:
             f"There is no ImageNet in {folder}: looked for {_LOOKED}, found "
             f"{there or 'an empty folder'}. {then}"
         )
-    return found
-
-
-def _folders(folder: Path, subset: bool) -> Found:
-    train, test = (imagenet.read(folder, split) for split in imagenet.SPLITS)
-    classes = len(train.synsets)
     if not subset:
-        wanted = imagenet_shards.CLASSES
-        if classes != wanted:
-            raise DataError(
-                f"{folder / 'train'}: looked for {wanted} classes, found {classes} "
-                f"({train.synsets[0]} to {train.synsets[-1]}). {_PART}"
-            )
-        _require_all(folder / "train", "train", len(train))
-        _require_all(folder / "val", "validation", len(test))
-    return Found(folder, FOLDERS, train, test, classes)
-
-
-def _shards(folder: Path, subset: bool) -> Found:
-    train, test = (
-        imagenet_shards.read(folder, split, even=not subset) for split in imagenet_shards.SPLITS
-    )
-    if not subset:
-        for split, shards in (("train", train), ("validation", test)):
-            _require_all(folder, split, len(shards))
-    return Found(folder, SHARDS, train, test, imagenet_shards.CLASSES)
+        _require_all(places[0], "train", len(train))
+        _require_all(places[1], "validation", len(test))
+    return Found(folder, form, train, test, classes)
 
 
 def _require_all(where: Path, split: str, count: int) -> None:
@@ -145,18 +133,17 @@ def pipelines(
     """Build the pipelines of training and test; the test's has nothing random."""
     options: dict[str, Any] = {"augment": augmentation(recipe), "threads": threads, "channels": 3}
     if isinstance(data, Dataset):
-        train, test = (
-            input_pipeline.Pipeline(data, recipe.batch_per_worker, part=part, **options)
-            for part in ("train", "test")
-        )
+        parts = ((data, {"part": part}) for part in ("train", "test"))
     else:
         sources = (data.train, data.test)
         if data.form == SHARDS:
             sources = tuple(input_pipeline.ShardSource(one) for one in sources)
-        batches = (recipe.batch_per_worker, min(recipe.batch_per_worker, len(data.test)))
-        name = f"ImageNet ({data.form})"
-        train, test = (
-            input_pipeline.Pipeline(one, batch, name=name, readers=4, **options)
-            for one, batch in zip(sources, batches, strict=True)
-        )
+        options |= {"name": f"ImageNet ({data.form})", "readers": 4}
+        parts = ((one, {}) for one in sources)
+    batch = recipe.batch_per_worker
+    train, test = (
+        input_pipeline.Pipeline(one, min(batch, recipe.test_samples) if number else batch, **own,
+                                **options)
+        for number, (one, own) in enumerate(parts)
+    )  # fmt: skip
     return train, test.without_augmentation()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -11,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlcourse import explained, pictures
+from dlcourse.usecases import report
 from dlcourse.usecases.imagenet.recipe import GUIDE, TrainingRecipe
 from dlcourse.usecases.report import Finding
 from dlguide import published
-from dlguide.errors import require
 from dlguide.scaling import storage
 
 if TYPE_CHECKING:
@@ -29,14 +28,10 @@ FIRST_JPEG, REDUCED = 138e9 / 1.28e6, 42e9 / 1.28e6  # mean bytes of a picture, 
 class Curve:
     """Some epochs of a training, of this call or an earlier one.
 
-    Args:
-        first_epoch: epochs before them.
-        loss: mean over each epoch.
-        train_accuracy: accuracy while training, on the pictures as augmented.
-        test_accuracy: after each epoch, on plain pictures (fraction).
-        step_s: median of the steps' seconds on this rank; 0.0 where none was made (s).
-        images_per_s: of all ranks while training (1/s).
-        seconds: of training, without evaluation (s).
+    Of each epoch the mean loss, the accuracy while training, on the pictures as augmented, and
+    the accuracy after it on plain test pictures. `step_s` is the median time of this rank's
+    steps, `images_per_s` of all ranks while training, both 0 where no step was made; `seconds`
+    is the time of training without evaluation.
     """
 
     first_epoch: int
@@ -63,8 +58,8 @@ class Branch:
         top1: top-1 accuracy on the test pictures.
         top5: top-5 accuracy.
         weights_digest: SHA-256 of the weights at the end.
-        won: test pictures that this net classifies correctly and the line's does not (count).
-        lost: test pictures that only the line's classifies correctly (count).
+        won: test pictures that this net classifies correctly and the line's does not.
+        lost: test pictures that only the line's classifies correctly.
         on_parts: top-1 of the net at its end on random parts of training pictures.
         on_whole: the same on whole training pictures.
     """
@@ -84,16 +79,9 @@ class Branch:
 class Outcome:
     """The result on one rank.
 
+    `why` is the reason for the device; `real` says that the pictures are ImageNet's.
+
     Args:
-        rank: this rank.
-        ranks: of the training .
-        threads: of this rank .
-        device: "cpu" or "gpu".
-        why: the reason for that device (sentence).
-        data: name of the pictures.
-        seed: of pictures, weights and order.
-        real: whether the pictures are ImageNet's.
-        recipe: its numbers.
         shared_phase: the epochs before the branches.
         line: the end of part 1: the rate falls on in its line.
         collapsed: part 2: plain pictures, twice the decay, the rate falls as a square.
@@ -165,14 +153,8 @@ class Outcome:
 
 def write(outcomes: Sequence[Outcome], folder: str | os.PathLike) -> tuple[Path, ...]:
     """Write `outcome.json` (one entry for each rank) and `training.png`; return their paths."""
-    require(len(outcomes) > 0, "outcomes", "hold one for each rank", list(outcomes))
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    numbers = folder / "outcome.json"
-    text = json.dumps([each.as_dict() for each in outcomes], indent=1)
-    numbers.write_text(text + "\n", encoding="utf-8")
-    picture(outcomes[0]).savefig(folder / "training.png")
-    return numbers, folder / "training.png"
+    figures = {"training.png": picture(outcomes[0])}
+    return report.write(folder, [each.as_dict() for each in outcomes], figures)
 
 
 def picture(outcome: Outcome) -> Figure:
@@ -194,109 +176,88 @@ def picture(outcome: Outcome) -> Figure:
 
 def findings(outcomes: Sequence[Outcome], speedup: Any = None) -> list[Finding]:
     """Compare an outcome with section 6.2 of the guide, for `report.table`."""
-    require(len(outcomes) > 0, "outcomes", "hold one for each rank", list(outcomes))
-    first = outcomes[0]
-    found = [_accuracy(first), _batch(first), _epochs(first), _time(first), _input(first)]
-    return [*found, _speedup(speedup)] if speedup is not None else found
-
-
-def _accuracy(one: Outcome) -> Finding:
+    one, recipe, steps = outcomes[0], outcomes[0].recipe, GUIDE.iterations()
+    ours, speed = recipe.iterations(), one.images_per_s
     (line, line5), (end, end5) = PUBLISHED_TOP
-    ours = (
-        f"top-1 {100 * one.line.top1:.1f} -> {100 * one.collapsed.top1:.1f} % ({one.gain:+.1f} "
-        f"points), top-5 {100 * one.line.top5:.1f} -> {100 * one.collapsed.top5:.1f} %"
-    )
-    what = "ImageNet" if one.real else f"{one.recipe.test_samples} made-up test pictures"
-    return Finding(
-        "collapsed decay",
-        f"top-1 {line} -> {end} % ({end - line:+.1f} points), top-5 {line5} -> {end5} %",
-        "guide 6.2.7",
-        ours,
-        f"{one.recipe.net} on {what}, one seed: the test alone makes a standard error of "
-        f"{one.over_line(one.collapsed)[1]:.2g} points. The guide's is one run too. Three things "
-        "change at once in the last part; here the pictures also cease to be mirrored.",
-    )
-
-
-def _batch(one: Outcome) -> Finding:
-    recipe = one.recipe
-    return Finding(
-        "global batch",
-        f"{GUIDE.global_batch} = {GUIDE.nodes} nodes x {GUIDE.workers_per_node} x "
-        f"{GUIDE.batch_per_worker}, rate up to {GUIDE.rate}",
-        "guide 6.2.2, Table 5",
-        f"{recipe.global_batch} = {recipe.nodes} x {recipe.workers_per_node} x "
-        f"{recipe.batch_per_worker}, rate up to {recipe.rate:.3g}",
-        "The batch of a worker is the guide's, so batch normalisation sees as many pictures. The "
-        "number of workers is this machine's; by the linear rule the rate would be "
-        f"{GUIDE.rate * recipe.global_batch / GUIDE.global_batch:.2g}"
-        + (", as it is." if one.real else ", too little for so few steps."),
-    )
-
-
-def _epochs(one: Outcome) -> Finding:
-    steps, ours = GUIDE.iterations(), one.recipe.iterations()
-    return Finding(
-        "epochs paid",
-        f"{GUIDE.paid:g}: part 1 went to 90, part 2 began at {GUIDE.collapse_at:g} "
-        f"(step {steps.snapshot} of {steps.warmup + steps.decay})",
-        "guide 6.2.7 (says: epoch 85, 5 more)",
-        f"{one.recipe.paid:g}, part 2 from {one.recipe.collapse_at:g} (step {ours.snapshot} of "
-        f"{ours.warmup + ours.decay})",
-        f"The file that part 2 loads is named after iteration {steps.snapshot}, and its result "
-        f"after {steps.collapsed}: {GUIDE.collapse_at:g} and {GUIDE.collapse:g} epochs, not 85 "
-        "and 5. It took 60 + 5 minutes: 76.1 % came after 65, not in an hour.",
-    )
-
-
-def _time(one: Outcome) -> Finding:
+    what = "ImageNet" if one.real else f"{recipe.test_samples} made-up test pictures"
     hours = {row["configuration"]: row["hours"] for row in published.load("time_to_train")}
     node_h = hours["1x Xeon Platinum 8160 node"]
-    node = GUIDE.samples * GUIDE.epochs / node_h / 3600
     row = next(each for each in explained.time_to_train().rows if each.workers == GUIDE.nodes)
-    if one.images_per_s:
-        where = f"{one.ranks} rank{'s' * (one.ranks != 1)}"
-        ours = f"{one.images_per_s:.0f} pictures/s of {one.recipe.image} pixels on {where}"
-    else:
-        ours = "nothing was trained in this call"
-    return Finding(
-        "time to train",
-        f"~{node_h:.0f} h on one node, 1 h on {GUIDE.nodes}: {row.published:.0f} times",
-        "guide 6.2.8, Table 6",
-        f"{ours}; the model predicts {row.predicted:.0f} times for {GUIDE.nodes} nodes",
-        f"One node of the guide makes {node:.0f} pictures/s of 224 pixels with ResNet-50. "
-        + ("The net is the same." if one.real else "Another net and smaller pictures: the two "
-           "speeds cannot be compared.")
-        + " The model describes the ring, not the whole machine; 400 and 1 h are rounded.",
-    )  # fmt: skip
-
-
-def _input(one: Outcome) -> Finding:
+    trained = (
+        f"{speed:.0f} pictures/s of {recipe.image} pixels on {one.ranks} "
+        f"rank{'s' * (one.ranks != 1)}"
+        if speed
+        else "nothing was trained in this call"
+    )
+    same = ("The net is the same." if one.real else
+            "Another net and smaller pictures: the two speeds cannot be compared.")  # fmt: skip
     reduced, original = storage.demand(storage.GUIDE), storage.demand(storage.GUIDE_ORIGINAL_IMAGES)
-    speed = one.images_per_s or 0.0
-    return Finding(
-        "input of a node",
-        f"{1e-3 * REDUCED:.0f} kB a picture, {1e-6 * reduced.bytes_per_s_per_node:.1f} MB/s; "
-        f"all nodes {1e-9 * reduced.bytes_per_s:.1f} GB/s, which typical shared file "
-        "systems do not deliver",
-        "guide 6.2.4",
-        f"{speed:.0f} pictures/s would be {1e-6 * speed * FIRST_JPEG:.1f} MB/s of ImageNet's own "
-        "files",
-        f"33 kB are pictures made smaller for the LMDB; the published ones have "
-        f"{1e-3 * FIRST_JPEG:.0f} kB, {1e-6 * original.bytes_per_s_per_node:.1f} MB/s a node. "
-        f"A parallel file system gives the sum; what it may not give is "
-        f"{original.opens_per_s:.0f} files opened in a second.",
-    )
-
-
-def _speedup(speedup: Any) -> Finding:
-    return Finding(
-        f"speed-up of {speedup.ranks} ranks",
-        f"400 times on {GUIDE.nodes} nodes: {400 / GUIDE.nodes:.0%} efficiency",
-        "guide 6.2.8, Table 6",
-        f"{speedup.speedup:.2f} times ({speedup.efficiency:.0%}), predicted "
-        f"{speedup.predicted_speedup:.2f} from its parts",
-        "Ranks of one machine share memory, caches and clock; nodes do not, but their gradients "
-        f"go over a network. Here the exchange of {1e-6 * speedup.nbytes:.2g} MB takes "
-        f"{speedup.exchange_share:.0%} of a step.",
-    )
+    found = [
+        Finding(
+            "collapsed decay",
+            f"top-1 {line} -> {end} % ({end - line:+.1f} points), top-5 {line5} -> {end5} %",
+            "guide 6.2.7",
+            f"top-1 {100 * one.line.top1:.1f} -> {100 * one.collapsed.top1:.1f} % ({one.gain:+.1f} "
+            f"points), top-5 {100 * one.line.top5:.1f} -> {100 * one.collapsed.top5:.1f} %",
+            f"{recipe.net} on {what}, one seed: the test alone makes a standard error of "
+            f"{one.over_line(one.collapsed)[1]:.2g} points. The guide's is one run too. Three "
+            "things change at once in the last part; here the pictures also cease to be mirrored.",
+        ),
+        Finding(
+            "global batch",
+            f"{GUIDE.global_batch} = {GUIDE.nodes} nodes x {GUIDE.workers_per_node} x "
+            f"{GUIDE.batch_per_worker}, rate up to {GUIDE.rate}",
+            "guide 6.2.2, Table 5",
+            f"{recipe.global_batch} = {recipe.nodes} x {recipe.workers_per_node} x "
+            f"{recipe.batch_per_worker}, rate up to {recipe.rate:.3g}",
+            "The batch of a worker is the guide's, so batch normalisation sees as many pictures. "
+            "The number of workers is this machine's; by the linear rule the rate would be "
+            f"{GUIDE.rate * recipe.global_batch / GUIDE.global_batch:.2g}"
+            + (", as it is." if one.real else ", too little for so few steps."),
+        ),
+        Finding(
+            "epochs paid",
+            f"{GUIDE.paid:g}: part 1 went to 90, part 2 began at {GUIDE.collapse_at:g} "
+            f"(step {steps.snapshot} of {steps.warmup + steps.decay})",
+            "guide 6.2.7 (says: epoch 85, 5 more)",
+            f"{recipe.paid:g}, part 2 from {recipe.collapse_at:g} (step {ours.snapshot} of "
+            f"{ours.warmup + ours.decay})",
+            f"The file that part 2 loads is named after iteration {steps.snapshot}, and its result "
+            f"after {steps.collapsed}: {GUIDE.collapse_at:g} and {GUIDE.collapse:g} epochs, not 85 "
+            "and 5. It took 60 + 5 minutes: 76.1 % came after 65, not in an hour.",
+        ),
+        Finding(
+            "time to train",
+            f"~{node_h:.0f} h on one node, 1 h on {GUIDE.nodes}: {row.published:.0f} times",
+            "guide 6.2.8, Table 6",
+            f"{trained}; the model predicts {row.predicted:.0f} times for {GUIDE.nodes} nodes",
+            f"One node of the guide makes {GUIDE.samples * GUIDE.epochs / node_h / 3600:.0f} "
+            f"pictures/s of 224 pixels with ResNet-50. {same} The model describes the ring, not "
+            "the whole machine; 400 and 1 h are rounded.",
+        ),
+        Finding(
+            "input of a node",
+            f"{1e-3 * REDUCED:.0f} kB a picture, {1e-6 * reduced.bytes_per_s_per_node:.1f} MB/s; "
+            f"all nodes {1e-9 * reduced.bytes_per_s:.1f} GB/s, which typical shared file "
+            "systems do not deliver",
+            "guide 6.2.4",
+            f"{speed:.0f} pictures/s would be {1e-6 * speed * FIRST_JPEG:.1f} MB/s of ImageNet's "
+            "own files",
+            f"33 kB are pictures made smaller for the LMDB; the published ones have "
+            f"{1e-3 * FIRST_JPEG:.0f} kB, {1e-6 * original.bytes_per_s_per_node:.1f} MB/s a node. "
+            f"A parallel file system gives the sum; what it may not give is "
+            f"{original.opens_per_s:.0f} files opened in a second.",
+        ),
+    ]  # fmt: skip
+    if speedup is not None:
+        found.append(Finding(
+            f"speed-up of {speedup.ranks} ranks",
+            f"400 times on {GUIDE.nodes} nodes: {400 / GUIDE.nodes:.0%} efficiency",
+            "guide 6.2.8, Table 6",
+            f"{speedup.speedup:.2f} times ({speedup.efficiency:.0%}), predicted "
+            f"{speedup.predicted_speedup:.2f} from its parts",
+            "Ranks of one machine share memory, caches and clock; nodes do not, but their "
+            "gradients go over a network. Here the exchange of "
+            f"{1e-6 * speedup.nbytes:.2g} MB takes {speedup.exchange_share:.0%} of a step.",
+        ))  # fmt: skip
+    return found

@@ -11,9 +11,6 @@ has started, so all of them must call.
 """
 
 from dlcourse.usecases.kmeans.clustering import (
-    KMeansFit,
-    Seeds,
-    ThreadUse,
     assign,
     fit,
     inertia,
@@ -21,31 +18,4 @@ from dlcourse.usecases.kmeans.clustering import (
     plus_plus,
     share,
 )
-from dlcourse.usecases.kmeans.quantisation import (
-    MOST,
-    OPTIONS,
-    Quantised,
-    check,
-    quantise,
-    train,
-    write,
-)
-
-__all__ = [
-    "MOST",
-    "OPTIONS",
-    "KMeansFit",
-    "Quantised",
-    "Seeds",
-    "ThreadUse",
-    "assign",
-    "check",
-    "fit",
-    "inertia",
-    "measure_threads",
-    "plus_plus",
-    "quantise",
-    "share",
-    "train",
-    "write",
-]
+from dlcourse.usecases.kmeans.photographs import OPTIONS, check, quantise, train, write

@@ -6,15 +6,15 @@ import math
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
-from pathlib import Path
 from time import perf_counter
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import psutil
 from numpy.typing import ArrayLike
 
 from dlguide.collectives.agreement import agree_or_raise, require_equal
@@ -30,11 +30,7 @@ _SAMPLE = 4096  # rows looked at first when different ones are counted
 
 
 def load_daal4py() -> ModuleType:
-    """Import daal4py, which counts the CPUs it may use now: bind the process before.
-
-    Raises:
-        MissingComponentError: if it is not installed; with the command that installs it.
-    """
+    """Import daal4py, which counts the CPUs it may use now: bind the process before."""
     try:
         import daal4py
     except ImportError as error:
@@ -78,15 +74,12 @@ def numbers(values: Any, name: str) -> np.ndarray:
     return table
 
 
-@dataclass(frozen=True, eq=False)
-class Seeds:
+class Seeds(NamedTuple):
     """Points chosen as initial centres by k-means++.
 
-    Args:
-        chosen: index of the point of each centre, in the order of the choice.
-        centres: these points, shape (clusters, columns).
-        distances: for each step the squared distance of every point from its nearest centre so
-            far, shape (clusters - 1, points): the weights with which the next one was drawn.
+    `chosen` has the index of each, `centres` the points in the same order, and `distances`, of
+    shape (clusters - 1, points), the squared distance of every point from its nearest centre so
+    far: the weights with which the next one was drawn.
     """
 
     chosen: tuple[int, ...]
@@ -99,9 +92,6 @@ def plus_plus(points: ArrayLike, clusters: int, seed: int = 0) -> Seeds:
 
     The first centre is any point; then a point's probability is proportional to its squared
     distance from the nearest centre so far. `fit` lets daal4py do the same on ranks.
-
-    Raises:
-        ValueError: if there are fewer different points than clusters.
 
     Source:
         Arthur and Vassilvitskii, k-means++: the advantages of careful seeding, SODA (2007).
@@ -129,13 +119,11 @@ class KMeansFit:
         initial: the initial centres, of the same shape.
         inertia: sum of the squared distances of all points from their centres.
         objective: daal4py's own value: the inertia before its last step.
-        iterations: steps made .
+        iterations: steps made.
         counts: points of each cluster, over all ranks.
-        points: points of all ranks .
-        own: points of this rank .
-        rank: this rank (index).
-        ranks: all of them .
-        threads: threads that daal4py was set to on this rank .
+        points: of all ranks.
+        own: points of this rank.
+        threads: threads that daal4py was set to on this rank.
         seeding_s: time to choose the initial centres, of the slowest rank; 0 if given (s).
         seconds: time of the iterations, of the slowest rank (s).
     """
@@ -159,10 +147,6 @@ def share(points: ArrayLike) -> np.ndarray:
     """Return this rank's part of points that every rank has; collective.
 
     The parts are consecutive in the order of the ranks; their sizes differ by at most one.
-
-    Raises:
-        ValueError: on all ranks, if their numbers of points differ or the points are no rows.
-        MissingComponentError: if daal4py is not installed.
     """
     world, daal4py = _world(), load_daal4py()
     with agree_or_raise(world):
@@ -239,19 +223,17 @@ def fit(
         begin = _start(world)
         if first is None:
             engine = daal4py.engines_mt2203(seed=seed)
-            plan = daal4py.kmeans_init(
+            chosen = daal4py.kmeans_init(
                 clusters, method="plusPlusDense", distributed=True, engine=engine
-            )
-            first = _originals(world, rows, moved, plan.compute(moved).centroids)
+            ).compute(moved)
+            first = _originals(world, rows, moved, chosen.centroids)
         seeding_s = 0.0 if initial is not None else _slowest(world, begin)
         begin = _start(world)
-        routine = daal4py.kmeans(
+        result = daal4py.kmeans(
             clusters, maxIterations=iterations, accuracyThreshold=tolerance, distributed=True
-        )
-        result = routine.compute(moved, first - mean)
+        ).compute(moved, first - mean)
         seconds = _slowest(world, begin)
         centres = np.array(result.centroids)
-        objective, made = float(result.objectiveFunction.item()), int(result.nIterations.item())
         # releases daal4py's part of MPI; the next call acquires it again
         daal4py.daalfini()
         labels = assign(moved, centres)
@@ -261,8 +243,8 @@ def fit(
         centres=centres + mean,
         initial=first,
         inertia=math.fsum(sums),
-        objective=objective,
-        iterations=made,
+        objective=float(result.objectiveFunction.item()),
+        iterations=int(result.nIterations.item()),
         counts=tuple(int(size) for size in sizes),
         points=sum(counts),
         own=len(rows),
@@ -285,10 +267,6 @@ def assign(points: ArrayLike, centres: ArrayLike, threads: int | None = None) ->
         points: shape (points, columns), possibly empty.
         centres: shape (clusters, columns).
         threads: threads of this call; None for daal4py's setting.
-
-    Raises:
-        ValueError: if one is no table of finite numbers, or their columns differ.
-        MissingComponentError: if daal4py is not installed.
     """
     centres = numbers(centres, "centres")
     require(len(centres) > 0, "centres", "be at least one", 0)
@@ -319,72 +297,38 @@ def inertia(points: ArrayLike, centres: ArrayLike, labels: Sequence[int] | np.nd
     2.0
     """
     points, centres, labels = np.asarray(points), np.asarray(centres), np.asarray(labels)
-    sums = []
-    for begin in range(0, len(points), _BLOCK):
-        part = slice(begin, begin + _BLOCK)
-        apart = points[part] - centres[labels[part]]
-        sums.append(float(np.sum(apart * apart)))
-    return math.fsum(sums)
+    parts = (slice(begin, begin + _BLOCK) for begin in range(0, len(points), _BLOCK))
+    return math.fsum(float(np.sum((points[part] - centres[labels[part]]) ** 2)) for part in parts)
 
 
-@dataclass(frozen=True)
-class ThreadUse:
-    """The CPUs and threads that one rank was allowed, and those that worked.
+class ThreadUse(NamedTuple):
+    """The logical CPUs and threads that a rank was allowed, and how many threads worked."""
 
-    Args:
-        rank: this rank.
-        ranks: number of ranks.
-        cpus: the logical CPUs it may use.
-        threads: number of threads daal4py was set to.
-        working: number of threads of the process that computed.
-        busy_s: CPU time of each of these, longest first (s).
-    """
-
-    rank: int
-    ranks: int
     cpus: tuple[int, ...]
     threads: int
     working: int
-    busy_s: tuple[float, ...]
 
 
 def measure_threads(
-    function: Callable[..., Any], *args: Any, share: float = 0.25, **kwargs: Any
+    function: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> tuple[Any, ThreadUse]:
     """Call a function and count the threads of this process that worked for it.
 
     The CPU time of every thread is read before and after. A thread counts if it was on a CPU for
-    at least `share` of the busiest thread's time, which leaves out threads that wait for
+    at least a quarter of the busiest thread's time, which leaves out threads that wait for
     messages. The function should take a tenth of a second or more.
-
-    Raises:
-        MissingComponentError: if daal4py is not installed.
     """
-    from mpi4py import MPI
-
-    daal4py = load_daal4py()
     before = _cpu_s()
     result = function(*args, **kwargs)
-    after = _cpu_s()
-    spent = sorted((after[one] - before.get(one, 0.0) for one in after), reverse=True)
-    busy = tuple(each for each in spent if each > 0 and each >= share * spent[0])
-    world = MPI.COMM_WORLD
-    cpus = tuple(sorted(os.sched_getaffinity(0)))
-    used = getattr(result, "threads", daal4py.num_threads())
-    return result, ThreadUse(world.rank, world.size, cpus, used, len(busy), busy)
+    spent = [after - before.get(one, 0.0) for one, after in _cpu_s().items()]
+    working = sum(each > 0 and each >= 0.25 * max(spent) for each in spent)
+    used = getattr(result, "threads", load_daal4py().num_threads())
+    return result, ThreadUse(tuple(sorted(os.sched_getaffinity(0))), used, working)
 
 
 def _cpu_s() -> dict[int, float]:
     """Return the CPU time of each thread of this process (s)."""
-    found = {}
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # a thread may end meanwhile
-            fields = (task / "stat").read_text().rpartition(")")[2].split()
-            ticks = int(fields[11]) + int(fields[12])  # user and system, proc(5)
-            found[int(task.name)] = ticks / os.sysconf("SC_CLK_TCK")
-            with suppress(OSError, ValueError, IndexError):  # nanoseconds, if the kernel counts
-                found[int(task.name)] = int((task / "schedstat").read_text().split()[0]) / 1e9
-    return found
+    return {one.id: one.user_time + one.system_time for one in psutil.Process().threads()}
 
 
 def _world() -> Comm:
