@@ -368,40 +368,22 @@ def _pneumothorax(picture: Grid, chest: Chest, rng: Random) -> Grid:
 
 
 BRIGHTNESS: dict[str, Callable[[Grid, Chest, Random], Grid]] = {
-    "Atelectasis": _atelectasis,
-    "Consolidation": _consolidation,
-    "Edema": _edema,
-    "Effusion": _effusion,
-    "Emphysema": _emphysema,
-    "Fibrosis": _fibrosis,
-    "Hernia": _hernia,
-    "Infiltration": _infiltration,
-    "Mass": partial(_round, radii=(0.11, 0.15), value=0.72),
+    "Atelectasis": _atelectasis, "Consolidation": _consolidation, "Edema": _edema,
+    "Effusion": _effusion, "Emphysema": _emphysema, "Fibrosis": _fibrosis, "Hernia": _hernia,
+    "Infiltration": _infiltration, "Mass": partial(_round, radii=(0.11, 0.15), value=0.72),
     "Nodule": partial(_round, radii=(0.045, 0.065), value=0.7),
-    "Pleural_Thickening": _pleural_thickening,
-    "Pneumonia": _pneumonia,
+    "Pleural_Thickening": _pleural_thickening, "Pneumonia": _pneumonia,
     "Pneumothorax": _pneumothorax,
-}
+}  # fmt: skip
 
 
 # How many of the 112 120 published radiographs have each finding. Source: Wang et al.,
 # ChestX-ray8, CVPR 2017, and the labels published with the 14 findings (Data_Entry_2017).
 PUBLISHED = {
-    "Atelectasis": 11559,
-    "Cardiomegaly": 2776,
-    "Effusion": 13317,
-    "Infiltration": 19894,
-    "Mass": 5782,
-    "Nodule": 6331,
-    "Pneumonia": 1431,
-    "Pneumothorax": 5302,
-    "Consolidation": 4667,
-    "Edema": 2303,
-    "Emphysema": 2516,
-    "Fibrosis": 1686,
-    "Pleural_Thickening": 3385,
-    "Hernia": 227,
-}
+    "Atelectasis": 11559, "Cardiomegaly": 2776, "Effusion": 13317, "Infiltration": 19894,
+    "Mass": 5782, "Nodule": 6331, "Pneumonia": 1431, "Pneumothorax": 5302, "Consolidation": 4667,
+    "Edema": 2303, "Emphysema": 2516, "Fibrosis": 1686, "Pleural_Thickening": 3385, "Hernia": 227,
+}  # fmt: skip
 FINDINGS = tuple(PUBLISHED)
 PUBLISHED_RADIOGRAPHS = 112_120
 # Three patients to eleven radiographs: 3.67 each; the published data have 3.64.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -97,7 +97,7 @@ def areas(
         DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988), 837-845; Obuchowski, Biometrics
         53 (1997), 567-578 (patients with several images).
     """
-    return _estimates(labels, (scores,), patients, names, _ends_by_odds)
+    return _estimates(labels, (scores,), patients, names)
 
 
 def differences(
@@ -112,14 +112,14 @@ def differences(
     Source:
         DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988), 837-845, equation 5.
     """
-    return _estimates(labels, (scores, others), patients, names, _ends_plain)
+    return _estimates(labels, (scores, others), patients, names)
 
 
 def _estimates(
-    labels: ArrayLike, nets: Sequence[ArrayLike], patients: ArrayLike, names: Sequence[str],
-    ends: Any,
-) -> tuple[Estimate, ...]:  # fmt: skip
+    labels: ArrayLike, nets: Sequence[ArrayLike], patients: ArrayLike, names: Sequence[str]
+) -> tuple[Estimate, ...]:
     """Areas of one net, or differences of two, by finding and in the mean."""
+    ends = _ends if len(nets) == 1 else _ends_of_difference
     tables = [_table(labels, one, patients, names) for one in nets]
     labels, _, who = tables[0]
     found, influences, added = [], [], 0.0
@@ -180,39 +180,43 @@ def expected_error(area: float, positives: int, negatives: int) -> float:
     return float(np.sqrt(variance / (positives * negatives)))
 
 
-def _judged(labels: np.ndarray, names: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Names and columns of the findings that some radiographs have and others do not."""
-    count, must = labels.sum(0), "have findings that some radiographs have and others not"
-    columns = np.flatnonzero((count > 0) & (count < len(labels)))
-    require(len(columns) > 0, "labels", must, count.tolist())
-    for k in columns:
-        yield names[k], k
+def _judgeable(labels: np.ndarray) -> np.ndarray:
+    """Columns of the findings that some radiographs have and others do not."""
+    count = labels.sum(0)
+    return np.flatnonzero((count > 0) & (count < len(labels)))
+
+
+def _judged(labels: np.ndarray, names: Sequence[str]) -> list[tuple[str, int]]:
+    """Names and columns of the findings that can be judged."""
+    columns, must = _judgeable(labels), "have findings that some radiographs have and others not"
+    require(len(columns) > 0, "labels", must, labels.sum(0).tolist())
+    return [(names[k], k) for k in columns]
 
 
 def require_judgeable(labels: np.ndarray, where: str) -> None:
     """Refuse, before a training, radiographs on which no finding can be judged after it."""
-    count = np.asarray(labels).sum(0)
     must = f"hold, in the {where}, a finding that some radiographs have and others not"
     then = "Use more radiographs, or another list of patients."
-    judged = bool(((count > 0) & (count < len(labels))).any())
-    require(judged, "labels", must, f"{count.tolist()} positives of {len(labels)}", then)
+    got = f"{labels.sum(0).tolist()} positives of {len(labels)}"
+    require(len(_judgeable(labels)) > 0, "labels", must, got, then)
 
 
 _WIDTH = NormalDist().inv_cdf(0.975)
 
 
-def _ends_plain(value: float, error: float, fewest: int) -> tuple[float, float]:
+def _ends_of_difference(value: float, error: float, fewest: int) -> tuple[float, float]:
     return value - _WIDTH * error, value + _WIDTH * error
 
 
-def _ends_by_odds(value: float, error: float, fewest: int) -> tuple[float, float]:
+def _ends(value: float, error: float, fewest: int) -> tuple[float, float]:
+    """Ends of an area's interval, symmetric on the scale of the log odds."""
     if not 0 < value < 1:
         end = 0.025 ** (1 / fewest)
         return (end, 1.0) if value == 1 else (0.0, 1 - end)
-    odds = value / (1 - value)
-    factor = float(np.exp(_WIDTH * error / (value * (1 - value))))
-    low, high = odds / factor, odds * factor
-    return low / (1 + low), high / (1 + high)
+    from scipy.special import expit, logit
+
+    width = _WIDTH * error / (value * (1 - value))
+    return float(expit(logit(value) - width)), float(expit(logit(value) + width))
 
 
 def _table(

@@ -39,16 +39,10 @@ if TYPE_CHECKING:
 
 # What `dlguide usecase imagenet --set` accepts.
 OPTIONS = {
-    "device": Option("auto", str),
-    "workers": Option(None, int),
-    "epochs": Option(None, float),
-    "samples": Option(None, int),
-    "net": Option(None, str),
-    "batch_per_worker": Option(None, int),
-    "subset": Option(False, bool),
-    "dtype": Option("float32", str),
-    "apart": Option(False, bool),
-}
+    "device": Option("auto", str), "workers": Option(None, int), "epochs": Option(None, float),
+    "samples": Option(None, int), "net": Option(None, str), "batch_per_worker": Option(None, int),
+    "subset": Option(False, bool), "dtype": Option("float32", str), "apart": Option(False, bool),
+}  # fmt: skip
 DRAWN = 320  # made-up pictures of each part that `rehearse` draws
 SAVE_EVERY = 500  # steps of a real training, whose epochs take hours
 TOP = 5

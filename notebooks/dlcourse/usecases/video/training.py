@@ -71,6 +71,7 @@ class VideoConfig:
         require_count(self.seed, "seed", least=0)
         data.divided(self)
 
+
 # What `dlguide usecase video --set` accepts, with the defaults.
 OPTIONS = {
     name: Option(field.default, type(field.default))
