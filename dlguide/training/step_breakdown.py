@@ -80,13 +80,13 @@ class TimedStep:
     samples: Callable[[int, int], tuple[np.ndarray, ...]]
 
 
-def classifier_worker(model: Any, optimizer: Any, comm: Communicator) -> StepWorker:
-    """Make the worker of a net that gives logits, as `training.fit` trains it."""
+def classifier_worker(model: Any, optimizer: Any, comm: Communicator, *own: Any) -> StepWorker:
+    """Make the worker of a net that gives logits, as `fit` trains it; `own` as in `train_step`."""
     import tensorflow as tf
 
     optimizer = comm.distribute(optimizer)
     optimizer.build(model.trainable_variables)
-    one = train_step(model, optimizer, comm.size)
+    one = train_step(model, optimizer, comm.size, *own)
     dtype = "float64" if model.outputs[0].dtype == "float64" else "float32"
 
     def step(images: Any, labels: Any) -> float:

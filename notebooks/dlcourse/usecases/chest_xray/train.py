@@ -27,10 +27,10 @@ from dlguide.collectives.communicator import Communicator
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.measure import digest_of
-from dlguide.training import CheckpointConfig, FitConfig, connect, devices, fit, train_step
+from dlguide.training import CheckpointConfig, FitConfig, connect, devices, fit
 from dlguide.training import schedules as recipes
 from dlguide.training.schedules import EpochSchedule
-from dlguide.training.step_breakdown import StepWorker, TimedStep
+from dlguide.training.step_breakdown import StepWorker, TimedStep, classifier_worker
 
 if TYPE_CHECKING:
     import keras
@@ -517,17 +517,6 @@ def predict_logits(
                    for one in comm.allgather_bytes(logits.tobytes())], axis=0)  # fmt: skip
 
 
-def label_step(
-    model: keras.Model, optimizer: keras.Optimizer, ranks: int, weights: np.ndarray
-) -> Callable[[Any, Any, float], Any]:
-    """Compile the step of the training, as `fit` takes it."""
-    import tensorflow as tf
-
-    labels = tf.TensorSpec([None, weights.shape[1]], tf.int32, name="labels")
-    loss = partial(weighted_loss, weights=weights)
-    return train_step(model, optimizer, ranks, loss, {"accuracy": label_accuracy}, labels)
-
-
 def step(
     batch_per_rank: int = 128, seed: int = 0, net: str | None = None, image: int | None = None,
     real: str | os.PathLike | None = None,
@@ -555,14 +544,8 @@ def _samples(count: int, seed: int, shape: tuple[int, ...]) -> tuple[np.ndarray,
 def _worker(comm: Communicator, net: str, image: int, seed: int) -> StepWorker:
     import tensorflow as tf
 
-    model = nets.build(net, image, seed=seed)
-    distributed = comm.distribute(optimizer(1e-3))
-    distributed.build(model.trainable_variables)
     labels = np.eye(_ONE_POSITIVE_IN)[:, :1].repeat(len(FINDINGS), axis=1)
-    compiled = label_step(model, distributed, comm.size, class_weights(labels))
-
-    def whole(images: Any, labels: Any) -> float:
-        scale = tf.constant(1 / (comm.size * len(images)), tf.float32)
-        return float(compiled(images, labels, scale)[0])
-
-    return StepWorker(whole, ((distributed, model.trainable_variables),))
+    loss = partial(weighted_loss, weights=class_weights(labels))
+    spec = tf.TensorSpec([None, len(FINDINGS)], tf.int32, name="labels")
+    model, metrics = nets.build(net, image, seed=seed), {"accuracy": label_accuracy}
+    return classifier_worker(model, optimizer(1e-3), comm, loss, metrics, spec)
