@@ -116,9 +116,6 @@ def measure(step: step_breakdown.TimedStep, cluster: Cluster, seconds: float = 2
         cluster: the ranks.
         seconds: approximate time of the rounds, of which there are always a few (s); the check
             of equal work and tracing come before.
-
-    Raises:
-        RankError: if a rank fails or the ranks do not do the work of one process.
     """
     require_positive(seconds, "seconds")
     order = cluster.ranks * step.batch_per_rank, STEPS, ROUNDS, 0

@@ -83,11 +83,6 @@ def read(folder: str | os.PathLike, split: str = "train") -> Radiographs:
     Args:
         folder: the folder that holds the table, the lists and `images`.
         split: "train" or "test".
-
-    Raises:
-        MissingComponentError: if a file or all images are missing.
-        DataError: if a line is invalid, a name is missing or occurs twice, a patient is in both
-            lists, or an image of the list is missing; names file and line.
     """
     require_known(split, LISTS, "split")
     base = Path(folder)

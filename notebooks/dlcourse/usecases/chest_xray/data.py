@@ -164,12 +164,6 @@ def read(path: str | os.PathLike) -> Collection:
     """Open a packed collection, or ChestX-ray14 as it was unpacked.
 
     All labels are read and checked, no image yet.
-
-    Raises:
-        MissingComponentError: if neither is there, or a part of it is missing; the text lists
-            the files it needs and what was found.
-        DataError: if a label is unknown, a line is invalid, or a patient is in both splits;
-            names file and line.
     """
     base = Path(path)
     packed = [split for split in SPLITS if (base / split / MANIFEST).is_file()]
@@ -192,11 +186,6 @@ def pack(real: str | os.PathLike, folder: str | os.PathLike, size: int | None = 
 
     The guide shrank to 250 pixels, the published sides have 1024; `size=None` keeps the files.
     Returns the folder, complete or not there at all.
-
-    Raises:
-        MissingComponentError: if something is missing.
-        DataError: if an image or a line is invalid; names it.
-        ValueError: if the folder exists.
     """
     if size is not None:
         require_count(size, "size", least=SMALLEST)

@@ -101,9 +101,6 @@ def choose_checkpoint(folder: str | os.PathLike, which: str = "chosen") -> Path:
     largest: the guide says not to take the last one and to continue with the checkpoint's rate,
     which at the end of a schedule has fallen. "last" is the last one.
 
-    Raises:
-        CheckpointError: if there is none, or none that says at which rate it was training.
-
     Source:
         PRACE Best Practice Guide Deep Learning (2019), 6.4.3.
     """
@@ -161,11 +158,6 @@ def transfer(model: keras.Model, path: str | os.PathLike) -> WeightsOrigin:
         path: a checkpoint of dlguide (of this case, or of `usecases.imagenet`), a folder of
             such, from which `choose_checkpoint` takes one, or a Keras file (.h5) of the same net
             with any number of classes, or of its layers but the last ("notop").
-
-    Raises:
-        MissingComponentError: if there is no such file.
-        CheckpointError: if it is damaged, holds the weights of another net, or belongs to images
-            that were prepared in another way; the model is unchanged then.
     """
     path = require_weights(path, model.name)
     if path.is_dir():

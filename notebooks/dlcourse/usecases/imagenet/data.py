@@ -41,11 +41,6 @@ def find(real: str | os.PathLike, subset: bool = False) -> Found:
 
     Reads names of files, and the head of each record of shards; no picture. With `subset` a part
     of ImageNet is accepted, with the classes that are there.
-
-    Raises:
-        MissingComponentError: if there is no such folder, a split is missing, or it is another
-            data set; with what was looked for and where.
-        DataError: if it is damaged or, unless `subset`, incomplete.
     """
     folder = Path(real)
     if not folder.is_dir():

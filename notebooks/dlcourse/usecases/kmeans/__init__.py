@@ -4,7 +4,7 @@
         return kmeans.fit(kmeans.share(pixels), clusters=16)
 
     fits = cluster.run(train, pixels)                             # one equal KMeansFit per rank
-    cluster.run(kmeans.quantise, "photo.jpg", 16, "quantised.png")  # rank 0 writes
+    cluster.run(kmeans.quantise, "photo.jpg", 16)                 # rank 0 has the picture
 
 `check`, `train` and `write` are called by `dlguide usecase kmeans`. daal4py uses all ranks that MPI
 has started, so all of them must call.

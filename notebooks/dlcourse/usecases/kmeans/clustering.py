@@ -191,12 +191,6 @@ def fit(
         threads: threads of daal4py on this rank; None for one per CPU that the process could use
             when daal4py was loaded.
 
-    Raises:
-        ValueError: on all ranks, with the ranks where an argument is wrong: values that are not
-            finite or too large to be squared, columns or arguments that differ between ranks,
-            fewer points than clusters on a rank, or fewer different points than clusters in all.
-        MissingComponentError: if daal4py is not installed.
-
     Source:
         Lloyd, IEEE Trans. Inf. Theory 28 (1982); for the initial centres Arthur and Vassilvitskii,
         SODA (2007); on ranks: daal4py, `kmeans_init` and `kmeans` with distributed=True.

@@ -152,7 +152,6 @@ class Quantised:
         error: root of the mean squared difference from the photograph, in levels of 0 to 255.
         picture: uint8 of shape (height, width, 3) on rank 0; None on the others.
         nbytes: size of the picture as a PNG on rank 0; 0 on the others (bytes).
-        file: the file that rank 0 has written; None on the others, and without `output`.
     """
 
     palette: np.ndarray
@@ -160,7 +159,6 @@ class Quantised:
     error: float
     picture: np.ndarray | None
     nbytes: int
-    file: str | None
     fit: KMeansFit
 
     def summary(self) -> str:
@@ -178,7 +176,6 @@ class Quantised:
 def quantise(
     photograph: str | os.PathLike | np.ndarray,
     colours: int = 16,
-    output: str | os.PathLike | None = None,
     iterations: int = 20,
     seed: int = 1,
     threads: int | None = None,
@@ -186,20 +183,15 @@ def quantise(
     """Draw a photograph with few colours, on all ranks; collective.
 
     Rank 0 reads the photograph and scatters its pixels. All find the colours with `fit`, in
-    float64 on the levels 0 to 255, each assigns its own pixels, and rank 0 gathers and writes.
+    float64 on the levels 0 to 255, each assigns its own pixels, and rank 0 gathers them.
     A rank holds up to 48 bytes for each of its pixels.
 
     Args:
         photograph: as in `read`; only rank 0 reads it.
         colours: number of colours, at most 256.
-        output: file for the picture, ending in .png; None for none. A JPEG would mix new colours.
         iterations: steps of k-means.
         seed: of k-means++.
         threads: threads of daal4py on each rank; None for its own choice.
-
-    Raises:
-        ValueError: on all ranks, if the photograph cannot be read, has fewer than `colours`
-            colours or too few pixels for the ranks, or the file cannot be written.
     """
     from mpi4py import MPI
 
@@ -207,7 +199,6 @@ def quantise(
     pixels = np.zeros((0, 0, 3), np.uint8)
     with agree_or_raise(world):
         _require_few(colours)
-        file = None if output is None else _writable(Path(output))
         if world.rank == 0:
             pixels = _enough(photograph, colours)
     shape = world.bcast(pixels.shape)
@@ -227,18 +218,15 @@ def quantise(
     everyone = np.empty(count if world.rank == 0 else 0, np.uint8)
     world.Gatherv(labels, [everyone, sizes, MPI.BYTE])
     picture, contents = None, b""
-    with agree_or_raise(world):
-        if world.rank == 0:
-            picture = palette[everyone].reshape(shape)
-            contents = encoded(picture)
-            _write(file, contents)
+    if world.rank == 0:
+        picture = palette[everyone].reshape(shape)
+        contents = encoded(picture)
     return Quantised(
         palette=palette,
         shares=tuple(found.counts[one] / count for one in order),
         error=math.sqrt(squares / (3 * count)),
         picture=picture,
         nbytes=len(contents),
-        file=str(file) if file is not None and world.rank == 0 else None,
         fit=found,
     )
 
@@ -280,7 +268,7 @@ def train(
     It takes seconds, so `checkpoint` and `report` are not used.
     """
     picture = china() if real is None else real
-    return quantise(picture, colours, None, iterations, seed, threads)
+    return quantise(picture, colours, iterations, seed, threads)
 
 
 def write(outcomes: Sequence[Quantised], folder: str | os.PathLike) -> tuple[Path, ...]:
@@ -292,22 +280,3 @@ def write(outcomes: Sequence[Quantised], folder: str | os.PathLike) -> tuple[Pat
     (folder / "quantised.png").write_bytes(encoded(first.picture))
     written = report.write(folder, {"palette": first.palette.tolist(), **record}, {})
     return *written, folder / "quantised.png"
-
-
-def _writable(file: Path) -> Path:
-    then = "A PNG keeps the colours as they are; a JPEG mixes new ones."
-    require(file.suffix.lower() == ".png", "output", "end in .png", str(file), then)
-    folder = file.parent
-    require(folder.is_dir(), "output", "be in a folder that is there", str(file), "Make it first.")
-    return file
-
-
-def _write(file: Path | None, contents: bytes) -> None:
-    if file is None:
-        return
-    try:
-        file.write_bytes(contents)
-    except OSError as error:
-        raise ValueError(
-            f"`output` must be a file that can be written, got {str(file)!r}: {error.strerror}."
-        ) from error

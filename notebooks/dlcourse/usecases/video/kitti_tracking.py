@@ -99,12 +99,7 @@ def names(folder: str | os.PathLike) -> tuple[str, ...]:
 
 
 def read(folder: str | os.PathLike, name: str, labels: bool = True) -> Drive:
-    """List the frames of a sequence and check its labels, if it has any, against them.
-
-    Raises:
-        MissingComponentError: if the images or the labels are not there.
-        DataError: if a frame is missing or a label is not as it must be; names file and line.
-    """
+    """List the frames of a sequence and check its labels, if it has any, against them."""
     images = require_existing(Path(folder) / IMAGES / name, f"sequence {name!r}", ORIGIN)
     found = sorted(os.listdir(images))
     for number, file in enumerate(found):
