@@ -10,13 +10,7 @@ Phantoms by default; `real="/data/ChestX-ray14"` takes the published radiographs
 one published layout is a module of its own that `data` uses (`phantoms`, `chestxray14`).
 """
 
-from dlcourse.usecases.chest_xray.data import (
-    ARCHIVE_LABELS,
-    make_archive,
-    make_phantoms,
-    pack,
-    read,
-)
+from dlcourse.usecases.chest_xray.data import make_archive, make_phantoms, pack, read
 from dlcourse.usecases.chest_xray.model import choose_checkpoint
 from dlcourse.usecases.chest_xray.report import (
     by_chance,
