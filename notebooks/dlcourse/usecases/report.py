@@ -100,6 +100,12 @@ def _row(texts: Mapping[str, str]) -> str:
     return "\n".join(row.rstrip() for row in rows)
 
 
+def first_of(outcomes: Sequence[Any]) -> Any:
+    """Return the first rank's outcome; a ValueError without any."""
+    require(len(outcomes) > 0, "outcomes", "hold one for each rank", list(outcomes))
+    return outcomes[0]
+
+
 def write(
     folder: str | os.PathLike, record: Any, figures: Mapping[str, Figure]
 ) -> tuple[Path, ...]:

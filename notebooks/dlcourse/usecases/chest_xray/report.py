@@ -360,7 +360,7 @@ class Outcome:
 
 def write(outcomes: Sequence[Outcome], folder: str | os.PathLike) -> tuple[Path, ...]:
     """Write `outcome.json` of all ranks and `auroc.png` of the first; return the paths."""
-    first = outcomes[0]
+    first = report.first_of(outcomes)
     # phantoms have nothing to do with the published areas
     known = None if first.synthetic else _chexnet()
     rows = {"with transfer" if first.origin else first.net: [one.row for one in first.test.areas]}
@@ -420,7 +420,7 @@ def fair_speedup(net: str, nodes: int) -> tuple[float, float]:
 
 def findings(outcomes: Sequence[Outcome], speedup: Speedup | None = None) -> list[Finding]:
     """Compare the results with the guide's statements."""
-    first = outcomes[0]
+    first = report.first_of(outcomes)
     ours = f"mean AUROC {interval(first.mean)}"
     phantoms = " Ours are phantoms: their AUROC says nothing about patients."
     if not first.synthetic:

@@ -153,7 +153,7 @@ class Outcome:
 
 def write(outcomes: Sequence[Outcome], folder: str | os.PathLike) -> tuple[Path, ...]:
     """Write `outcome.json` (one entry for each rank) and `training.png`; return their paths."""
-    figures = {"training.png": picture(outcomes[0])}
+    figures = {"training.png": picture(report.first_of(outcomes))}
     return report.write(folder, [each.as_dict() for each in outcomes], figures)
 
 
@@ -176,7 +176,8 @@ def picture(outcome: Outcome) -> Figure:
 
 def findings(outcomes: Sequence[Outcome], speedup: Any = None) -> list[Finding]:
     """Compare an outcome with section 6.2 of the guide, for `report.table`."""
-    one, recipe, steps = outcomes[0], outcomes[0].recipe, GUIDE.iterations()
+    one, steps = report.first_of(outcomes), GUIDE.iterations()
+    recipe = one.recipe
     ours, speed = recipe.iterations(), one.images_per_s
     (line, line5), (end, end5) = PUBLISHED_TOP
     what = "ImageNet" if one.real else f"{recipe.test_samples} made-up test pictures"

@@ -273,7 +273,7 @@ def train(
 
 def write(outcomes: Sequence[Quantised], folder: str | os.PathLike) -> tuple[Path, ...]:
     """Write `outcome.json` and `quantised.png` of the ranks' outcomes; return their paths."""
-    first, folder = outcomes[0], Path(folder)
+    first, folder = report.first_of(outcomes), Path(folder)
     record = {name: getattr(first, name) for name in ("shares", "error", "nbytes")}
     record |= {name: getattr(first.fit, name)
                for name in ("ranks", "points", "iterations", "inertia", "seconds")}  # fmt: skip

@@ -200,7 +200,7 @@ ROWS = ("truth", "repeat", "flow", GAN)
 
 def write(outcomes: Sequence[Outcome], folder: str | os.PathLike) -> tuple[Path, ...]:
     """Write numbers, pictures and a film of the ranks' outcomes; return the files."""
-    first = outcomes[0]
+    first = report.first_of(outcomes)
     figures = {
         f"frames-{clip}.png": pictures.predicted_frames(rows(first), clip)
         for clip in range(len(first.examples["truth"]))
@@ -302,7 +302,7 @@ def guide() -> GuideCase:
 
 def findings(outcomes: Sequence[Outcome], speedup: Speedup | None = None) -> list[Finding]:
     """Compare the guide's findings with ours, for `report.table`."""
-    theirs, ours = guide(), outcomes[0]
+    theirs, ours = guide(), report.first_of(outcomes)
     measured, exchange = "not measured in this run", ""
     why = "Measure the speed-up of a step on ranks first."
     if speedup is not None:
