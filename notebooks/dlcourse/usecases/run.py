@@ -239,8 +239,10 @@ def _record(path: Path, plain: Any) -> Path:
 
 
 @contextmanager
-def shared_folder(checkpoint: str | os.PathLike | None, comm: Communicator) -> Iterator[Path]:
-    """Yield the folder of a training's checkpoints, or a temporary one that all ranks share."""
+def shared_folder(
+    checkpoint: str | os.PathLike | None, comm: Communicator, seen_by_all: bool = False
+) -> Iterator[Path]:
+    """Yield the folder of a training's checkpoints, or a temporary one of rank 0."""
     if checkpoint is not None:
         yield Path(checkpoint)
         return
@@ -253,7 +255,8 @@ def shared_folder(checkpoint: str | os.PathLike | None, comm: Communicator) -> I
         with comm.agree_or_raise():
             must = f"be a folder that all ranks see; rank {comm.rank} does not see {folder}"
             then = "Name one on a shared disk."
-            require(Path(folder).is_dir(), "checkpoint", must, checkpoint, then)
+            seen = Path(folder).is_dir() or not seen_by_all
+            require(seen, "checkpoint", must, checkpoint, then)
         yield Path(folder)
     finally:
         # ranks fail together, so none still reads

@@ -204,7 +204,10 @@ def train(
     place = devices.choose(config.device, comm)
     import tensorflow as tf
 
-    with shared_folder(checkpoint, comm) as folder, tf.device(devices.require_device(place.device)):
+    with (
+        shared_folder(checkpoint, comm, seen_by_all=True) as folder,
+        tf.device(devices.require_device(place.device)),
+    ):
         found = _collection(real, config, folder, comm)
         return _CaseTraining(config, found, folder, comm, report).run()
 

@@ -239,7 +239,9 @@ class AdversarialPair:
         self.resolutions = resolutions(config.size)[:stage]
         self.gradient_loss_weight = config.gradient_loss_weight
         self.adversarial = config.adversarial
-        trained = [self.discriminator, self.generator][not self.adversarial :]
+        trained = (self.discriminator, self.generator)
+        if not self.adversarial:
+            trained = (self.generator,)
         self.optimizers = []
         for net in trained:
             # low momentum, as usual for a GAN: each net's step changes the other's loss
