@@ -8,7 +8,6 @@ from dlcourse.usecases.chest_xray.chestxray14 import (
     TABLE,
 )
 from dlcourse.usecases.video.kitti_tracking import IMAGES, LABELS
-from dlguide.data.synthetic import encoded
 from dlguide.errors import require_count
 from dlguide.files import new_folder
 
@@ -45,7 +44,7 @@ def write_chestxray14(folder, radiographs, images_per_folder=None):
 
 
 def write_kitti(folder, drives):
-    """Write drives as KITTI tracking has them, each frame with two made-up labels."""
+    """Write drives as KITTI tracking has them."""
     with new_folder(folder) as partial:
         (partial / LABELS).mkdir()
         for number, drive in enumerate(drives):
@@ -53,9 +52,6 @@ def write_kitti(folder, drives):
             images.mkdir(parents=True)
             with (partial / LABELS / f"{number:04d}.txt").open("w") as file:
                 for frame in drive:
-                    (images / f"{frame.index:06d}.png").write_bytes(encoded(frame.pixels, "png"))
-                    for track in range(2):
-                        box = f"{10.5 * track} 1.5 {10.5 * track + 8} 9.25"
-                        place = "1.500000 1.700000 4.100000 -3.5 1.65 20.0 1.57"
-                        file.write(f"{frame.index} {track} Car 0 0 -1.5 {box} {place}\n")
+                    (images / f"{frame.index:06d}.png").write_bytes(frame.encoded())
+                    file.writelines(label.line() + "\n" for label in frame.labels)
     return Path(folder)

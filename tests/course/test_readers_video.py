@@ -1,4 +1,4 @@
-"""Sequences of KITTI are read as video; every layout goes into a format."""
+"""Sequences of KITTI come out as clips for video prediction; every layout goes into a format."""
 
 import shutil
 
@@ -6,9 +6,11 @@ import layout_writers
 import numpy as np
 import pytest
 from imagenet_writers import write_folders
+from PIL import Image
 
 from dlcourse.usecases.chest_xray import chestxray14, phantoms
 from dlcourse.usecases.video import kitti_tracking, street_scenes
+from dlcourse.usecases.video.kitti_tracking import clips
 from dlguide.data import formats, synthetic
 from dlguide.data.readers import imagenet
 from dlguide.errors import DataError
@@ -28,6 +30,86 @@ def copy(made, tmp_path):
     return tmp_path / "training"
 
 
+def read_all(folder, **options):
+    names = kitti_tracking.names(folder)
+    return [kitti_tracking.read(folder, name, **options) for name in names]
+
+
+# --- clips -------------------------------------------------------------------------------------
+
+
+def test_six_frames_in_and_six_out_follow_each_other(made):
+    found = clips(read_all(made))
+    # 30 frames hold two clips, 11 none, 14 one; no clip goes from one drive into the next
+    assert found.places == ((0, 0), (0, 12), (2, 0))
+    for clip in found:
+        frames = np.stack([one.pixels for one in DRIVES[clip.video]])
+        assert np.array_equal(clip.past, frames[clip.first : clip.first + 6])
+        assert np.array_equal(clip.future, frames[clip.first + 6 : clip.first + 12])
+        assert clip.past.dtype == np.uint8
+    assert [one.first for one in found[1:]] == [12, 0]
+    with pytest.raises(IndexError):
+        found[3]
+
+
+@pytest.mark.parametrize(("before", "after", "step"), [(1, 1, 1), (6, 6, 1), (4, 2, 3), (11, 3, 5)])
+def test_all_clips_that_fit_are_there_and_no_other(before, after, step):
+    found = clips(DRIVES, before, after, step)
+    whole = before + after
+    expected = [
+        (number, first)
+        for number, drive in enumerate(DRIVES)
+        for first in range(0, len(drive), step)
+        if first + whole <= len(drive)
+    ]
+    assert list(found.places) == expected
+    clip = found[-1]
+    assert (len(clip.past), len(clip.future)) == (before, after)
+
+
+def test_frames_are_brought_to_one_size(made):
+    found = clips(read_all(made), 2, 1, size=(16, 53))
+    first = DRIVES[0][0].pixels
+    assert found[0].past.shape == (2, 16, 53, 3)
+    # half as large: each pixel is about the mean of four
+    rows, columns = first.shape[0] // 2, first.shape[1] // 2
+    mean = first[: 2 * rows, : 2 * columns].reshape(rows, 2, columns, 2, 3).mean((1, 3))
+    assert np.abs(found[0].past[0].astype(float) - mean).mean() < 6
+
+
+def test_frames_of_different_sizes_are_named(copy):
+    path = copy / "image_02/0000/000003.png"
+    Image.open(path).resize((50, 20)).save(path)
+    drives = read_all(copy, labels=False)
+    with pytest.raises(DataError, match=r"0000.*frame 3 has the shape \(20, 50, 3\), frame 0 "):
+        clips(drives)[0]
+    assert clips(drives, size=(20, 50))[0].past.shape == (6, 20, 50, 3)
+
+
+def test_a_damaged_frame_stops_its_clip_and_is_named(copy):
+    found = clips(read_all(copy))
+    (copy / "image_02/0000/000013.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    assert found[0].first == 0
+    with pytest.raises(DataError, match=r"0000/000013\.png: no image that can be read"):
+        found[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"before": 0}, "`before` must be a whole number of at least 1, got 0"),
+        ({"after": 1.5}, "`after` must be a whole number of at least 1, got 1.5"),
+        ({"step": 0}, "`step` must be a whole number of at least 1, got 0"),
+        ({"size": (16, 0)}, "`size` must be a whole number of at least 1, got 0"),
+        ({"size": (16,)}, "`size` must be rows and columns"),
+        ({"before": 25}, r"`videos` must hold one of at least 31 frames for clips of 25 \+ 6, got"),
+    ],
+)
+def test_clips_that_cannot_be_are_refused(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        clips(DRIVES, **arguments)
+
+
 # --- sequences ---------------------------------------------------------------------------------
 
 
@@ -35,7 +117,7 @@ def test_sequences_without_labels_are_read_as_video(copy):
     shutil.rmtree(copy / "label_02")
     found = kitti_tracking.read(copy, "0001", labels=False)
     assert len(found) == 11
-    assert found.boxes == ((),) * 11
+    assert found[10].labels == ()
     assert np.array_equal(found[10].pixels, DRIVES[1][10].pixels)
 
 
@@ -81,13 +163,7 @@ def test_every_layout_becomes_a_data_set_of_the_house(kind, made, tmp_path):
             ),
             (
                 kitti_tracking.read(made, "0001"),
-                {
-                    f"0001/{one.index:06d}.png": (
-                        (1, one.index),
-                        synthetic.encoded(one.pixels, "png"),
-                    )
-                    for one in drive
-                },
+                {f"0001/{one.index:06d}.png": ((1, one.index), one.encoded()) for one in drive},
             ),
         )
     ):

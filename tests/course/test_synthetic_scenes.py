@@ -1,6 +1,7 @@
 """Phantoms and street scenes follow from seed and index, and show what their labels say."""
 
 import io
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -197,28 +198,25 @@ def accuracy_of_regression(rows, labels, train):
 CAMERA = Camera(150, 497)
 
 
-def test_a_vehicle_is_drawn_where_it_is_and_nothing_else_changes():
-    height, checked = street_scenes.CAMERA_HEIGHT, 0
+def test_boxes_enclose_exactly_the_pixels_of_their_vehicle():
+    checked = 0
     for frame in range(0, 200, 15):
         ahead = street_scenes.vehicles(7, frame)
-        picture = street_scenes.draw(7, frame, ahead, CAMERA)
-        for one in ahead:
-            rest = [other for other in ahead if other is not one]
-            rows, columns = np.nonzero(
-                (picture != street_scenes.draw(7, frame, rest, CAMERA)).any(2)
-            )
-            ends = [
-                CAMERA.project(one.x + a * one.size[1] / 2, height - b * one.size[0],
-                               one.z + c * one.size[2] / 2)
-                for a in (-1, 1) for b in (0, 1) for c in (-1, 1)
-            ]  # fmt: skip
-            (left, top), (right, bottom) = np.min(ends, 0), np.max(ends, 0)
-            if len(rows):
-                assert columns.min() > left - 2.5
-                assert columns.max() < right + 2.5
-                assert rows.min() > top - 2.5
-                assert rows.max() < bottom + 2.5
-                checked += 1
+        picture = street_scenes.draw(7, frame, ahead, CAMERA).astype(int)
+        for place, vehicle in enumerate(ahead):
+            seen = street_scenes.seen_parts(ahead, CAMERA)[place]
+            label = street_scenes.label(vehicle, frame, CAMERA, seen)
+            if label is None or label.occluded or label.bottom - label.top < 8:
+                continue
+            rest = [one for one in ahead if one is not vehicle]
+            different = (picture != street_scenes.draw(7, frame, rest, CAMERA)).any(2)
+            rows, columns = np.nonzero(different)
+            drawn = columns.min(), rows.min(), columns.max(), rows.max()
+            box = label.left, label.top, label.right, label.bottom
+            outside = np.array(drawn) - np.array(box)
+            # never outside by more than the pixel that a border cuts, and close all around
+            assert np.abs(outside).max() < 2.5, (frame, label, drawn)
+            checked += 1
     assert checked > 15
 
 
@@ -226,7 +224,7 @@ def test_vehicles_move_steadily_and_keep_their_looks():
     seen = {}
     for frame in range(120):
         for one in street_scenes.vehicles(9, frame):
-            seen.setdefault(one.hue, []).append((frame, one))
+            seen.setdefault(one.track, []).append((frame, one))
     assert len(seen) > 8
     for course in seen.values():
         frames = [frame for frame, _ in course]
@@ -241,18 +239,72 @@ def test_vehicles_never_overlap():
         for frame in range(0, 300, 25):
             lanes = {}
             for one in street_scenes.vehicles(seed, frame):
-                lanes.setdefault(round(one.x / street_scenes.LANE), []).append(one)
+                lanes.setdefault(one.track % 3, []).append(one)
             for lane in lanes.values():
                 for far, near in pairwise(lane):
                     assert far.z - far.size[2] / 2 > near.z + near.size[2] / 2
 
 
-def test_the_camera_is_kittis():
+def test_what_is_hidden_is_marked():
+    near = replace(street_scenes.vehicles(1, 0)[-1], x=0.0, z=12.0, size=(3.2, 2.5, 8.5), track=900)
+    behind = replace(near, z=40.0, size=(1.5, 1.7, 4.0), track=901)
+    beside = replace(behind, x=8.0, track=902)
+    parts = street_scenes.seen_parts([behind, beside, near], CAMERA)
+    assert parts[0] == 0
+    assert parts[1] == parts[2] == 1
+    assert street_scenes.label(behind, 0, CAMERA, parts[0]) is None
+    assert street_scenes.label(behind, 0, CAMERA, 0.7).occluded == 1
+    assert street_scenes.label(behind, 0, CAMERA, 0.3).occluded == 2
+    half = replace(near, kind="Car", x=-7.0, z=8.5)
+    assert street_scenes.label(half, 0, CAMERA, 1.0).truncated in (1, 2)
+
+
+def test_the_camera_is_kittis_and_the_box_is_its_projection():
+    camera = Camera(375, 1242)
     matrix = np.array([[721.5377, 0, 609.5593], [0, 721.5377, 172.854], [0, 0, 1]])
-    point = np.array([2.5, 1.65, 17.0])
-    right, down, ahead = matrix @ point
-    assert Camera(375, 1242).project(*point) == pytest.approx((right / ahead, down / ahead))
+    vehicle = street_scenes.vehicles(3, 20)[0]
+    points = np.array(vehicle.corners()) @ matrix.T
+    points = points[:, :2] / points[:, 2:]
+    label = street_scenes.label(vehicle, 20, camera, 1.0)
+    box = label.left, label.top, label.right, label.bottom
+    assert box == pytest.approx([*points.min(0), *points.max(0)])
 
 
-def test_frames_have_kittis_shape():
-    assert street_scenes.driving(2, 75, 3)[1].pixels.shape == (75, 248, 3)
+def test_a_line_has_kittis_17_columns():
+    frame = street_scenes.driving(50, 48, 3)[20]
+    for label in frame.labels:
+        columns = label.line().split(" ")
+        assert len(columns) == 17
+        assert columns[:3] == ["20", str(label.track), label.kind]
+        assert columns[3] in "012"
+        assert columns[4] in "012"
+        left, top, right, bottom = map(float, columns[6:10])
+        assert 0 <= left < right <= frame.pixels.shape[1] - 1
+        assert 0 <= top < bottom <= frame.pixels.shape[0] - 1
+        assert float(columns[15]) == pytest.approx(label.z)
+        assert -np.pi <= float(columns[5]) <= np.pi
+
+
+def test_frames_have_kittis_shape_and_are_png_files():
+    frame = street_scenes.driving(2, 75, 3)[1]
+    decoded = Image.open(io.BytesIO(frame.encoded()))
+    assert (decoded.format, decoded.size) == ("PNG", (248, 75))
+    assert np.array_equal(np.asarray(decoded), frame.pixels)
+
+
+def test_logistic_regression_tells_vehicles_from_what_is_beside_them():
+    rows, labels = [], []
+    for frame in street_scenes.driving(400, 96, 12)[::4]:
+        image = Image.fromarray(frame.pixels).convert("L")
+        for label in frame.labels:
+            wide, high = label.right - label.left, label.bottom - label.top
+            if label.occluded or label.truncated or high < 6:
+                continue
+            for shift, is_vehicle in ((0, 1), (1.6 * wide * (1 if label.x > 0 else -1), 0)):
+                box = label.left + shift, label.top, label.right + shift, label.bottom
+                small = image.crop(tuple(map(round, box))).resize((8, 8), Image.Resampling.BOX)
+                rows.append(np.asarray(small, float).ravel() / 255)
+                labels.append(is_vehicle)
+    rows, labels = np.array(rows), np.array(labels)
+    assert len(rows) > 300
+    assert accuracy_of_regression(rows, labels, len(rows) * 2 // 3) > 0.85

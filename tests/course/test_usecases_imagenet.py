@@ -61,10 +61,11 @@ def test_small_recipe_has_the_guides_phases():
         assert recipe.collapse_at + recipe.collapse == pytest.approx(recipe.epochs)
     assert (SMALL.batch_per_worker, SMALL.workers_per_node, SMALL.averages) == (16, 2, 0.95)
     assert (SMALL.area, SMALL.ratio, SMALL.power) == (0.08, 0.75, 2.0)
+    assert SMALL.shared_epochs == 10  # of 12
 
 
 def test_common_beginning_has_the_rates_of_both_endings():
-    trunk, line, end = SMALL.part_1(10), SMALL.part_1(), SMALL.part_2()
+    trunk, line, end = SMALL.part_1(SMALL.shared_epochs), SMALL.part_1(), SMALL.part_2()
     first = trunk.rates.to_steps(30).rates()
     assert len(first) == 10 * 30
     for whole in (line, end):
@@ -98,12 +99,12 @@ def test_the_error_of_a_gain_counts_the_pictures_on_which_the_nets_differ():
 
 
 def test_rates_follow_the_global_batch():
-    four, alone = SMALL.scaled(4), SMALL.scaled(1)
+    four, alone = SMALL.with_workers(4), SMALL.with_workers(1)
     assert (four.global_batch, four.rate, four.nodes) == (64, 2 * SMALL.rate, 2)
     assert (alone.global_batch, alone.rate, alone.nodes) == (16, SMALL.rate / 2, 1)
-    assert SMALL.scaled(3).workers == 3
-    assert (SMALL.scaled(2, 4).global_batch, SMALL.scaled(2, 4).rate) == (8, SMALL.rate / 4)
-    assert GUIDE.scaled(896) == GUIDE
+    assert SMALL.with_workers(3).workers == 3
+    assert (SMALL.with_batch(4).global_batch, SMALL.with_batch(4).rate) == (8, SMALL.rate / 4)
+    assert GUIDE.with_workers(896) == GUIDE
 
 
 @pytest.mark.parametrize(
@@ -220,7 +221,7 @@ def test_half_downloaded_shards_say_what_was_looked_for_found_and_where(shards):
 @pytest.mark.parametrize("form", ["folders", "shards"])
 def test_real_pictures_come_through_the_pipelines_as_the_guide_prepares_them(form, request):
     found = imagenet.find(request.getfixturevalue(form), subset=True)
-    four = imagenet.SMALL.scaled(2, 4)
+    four = imagenet.SMALL.with_batch(4)
     recipe = replace(four, classes=found.classes, samples=12, test_samples=6)
     train, test = imagenet.pipelines(recipe, found)
     images, labels = (np.asarray(part) for part in next(iter(train.epoch(0))))

@@ -164,7 +164,7 @@ def test_line_is_the_training_that_never_stopped(whole):
     from dlcourse.usecases.imagenet import training
     from dlguide.training import FitConfig, SingleProcess, fit, optimizers
 
-    asked = training.plan(None, 1, 1, 3, 64, batch_per_worker=8)[0]
+    asked = training.plan(None, False, 1, 3, 64, None, 8, 1)[0]
     train, test = imagenet.pipelines(asked, imagenet.pictures(asked, 0))
     run = fit(
         partial(imagenet.build_net, asked, 0), train, epochs=3, batch_per_rank=8,

@@ -10,7 +10,6 @@ import pytest
 from dlcourse.usecases import report, video
 from dlcourse.usecases.video import baselines, data, street_scenes, training
 from dlcourse.usecases.video import report as results
-from dlguide.collectives.communicator import SingleProcess
 from dlguide.errors import DataError, MissingComponentError
 
 RANDOM = np.random.default_rng(80)
@@ -128,12 +127,8 @@ def test_a_clip_of_one_frame_has_no_flow():
 # --- scenes ------------------------------------------------------------------------------------
 
 
-def loaded(real=None, **own):
-    return data.load(training.config_of(real, **own), SingleProcess())
-
-
 def test_clips_of_drives_are_squares_of_the_middle_in_their_order():
-    found = loaded(size=32, drives=2, held_out=1, frames=16, spacing=2, seed=3)
+    found = data.load(size=32, drives=2, held_out=1, frames=16, step=2, seed=3)
     assert found.past.shape == (2 * 3, 6, 32, 32, 3)
     assert found.test_past.shape == (1, 6, 32, 32, 3)
     drive = street_scenes.driving(frames=16, size=32, seed=data._DRIVES * 3)
@@ -143,14 +138,10 @@ def test_clips_of_drives_are_squares_of_the_middle_in_their_order():
 
 def test_drives_that_are_held_out_are_none_of_those_learnt_from():
     learn, test = data.drawn(32, 5000, 5000, 12, seed=1)
-    seeds = [{seed_of(one) for one in part} for part in (learn, test)]
+    seeds = [{one.frames.seed for one in part} for part in (learn, test)]
     assert not seeds[0] & seeds[1]
     # nor of those of another seed
-    assert not (seeds[0] | seeds[1]) & {seed_of(one) for one in data.drawn(32, 9, 9, 12, 2)[1]}
-
-
-def seed_of(square):
-    return square.frames.make.keywords["seed"]
+    assert not (seeds[0] | seeds[1]) & {one.frames.seed for one in data.drawn(32, 9, 9, 12, 2)[1]}
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +159,7 @@ def copy(real, tmp_path):
 
 @pytest.mark.parametrize("parent", [False, True])
 def test_kitti_is_read_from_its_folder_or_the_one_above(real, parent):
-    found = loaded(real.parent if parent else real, size=16, spacing=12)
+    found = data.load(real.parent if parent else real, size=16, step=12)
     # of 12, 14 and 24 frames; that of 13 is held out, that of 5 holds no clip
     assert (found.drives, found.past.shape) == ((3, 1), (4, 6, 16, 16, 3))
     assert len(found.test_past) == 1
@@ -213,7 +204,7 @@ def test_a_frame_cut_short_is_refused_when_it_is_read(copy):
     path = copy / "image_02/0000/000002.png"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(DataError, match=r"000002\.png"):
-        loaded(copy, size=16)
+        data.load(copy, size=16)
 
 
 # --- settings and growing ----------------------------------------------------------------------
@@ -275,7 +266,7 @@ def made(gan=(25.0, 0.9), trained=True):
         discriminator_loss=tuple(1.4 for _ in epochs),
         parameters=(300_000, 90_000), nbytes=1_560_000,
         scores=scores, examples={name: clips for name in names},
-        step_s=(0.2, 0.1, 0.1) if trained else (), train_s=20.0, digest="ab",
+        step_s=(0.2, 0.1, 0.1) if trained else (), load_s=1.0, train_s=20.0, digest="ab",
     )  # fmt: skip
 
 

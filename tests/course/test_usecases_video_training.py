@@ -8,7 +8,7 @@ import pytest
 from lanes import long
 from on_ranks import on_ranks
 
-from dlcourse.usecases.video import nets, street_scenes, training
+from dlcourse.usecases.video import pair, street_scenes, training
 from dlguide.collectives.communicator import SingleProcess
 from dlguide.training import checkpoint
 from dlguide.training.checkpoint import CheckpointError
@@ -108,8 +108,13 @@ def test_stopped_training_goes_on_bit_by_bit(real, alone, tmp_path, capsys):
         capsys.readouterr().out
     )
     assert (again[0], again[2]) == (found[0], ())
+    other = training.VideoCheckpoints(
+        tmp_path / "saved",
+        training.config_of(real, seed=1, **{**TINY, "epochs": 3}),
+        SingleProcess(),
+    )
     with pytest.raises(CheckpointError, match="belongs to a training of 2 epochs, here 3"):
-        played(real, tmp_path / "saved", {**own, "epochs": 3}, False)
+        other.resume(lambda epochs: None, 3)
 
 
 def test_two_ranks_that_were_stopped_go_on_bit_by_bit(real, tmp_path):
@@ -161,9 +166,9 @@ def test_edges_and_errors_are_those_of_numpy():
     error = random.normal(size=(3, 6, 8, 8, 3))
     down, across = np.diff(error, axis=2), np.diff(error, axis=3)
     expected = sum(abs(one).mean(axis=(1, 2, 3, 4)).sum() for one in (down, across))
-    assert np.allclose(nets._gradient_error(error), expected)
-    assert np.allclose(nets._sum(error), error.mean(axis=(1, 2, 3, 4)).sum())
-    coarse = nets.coarser(error, [4, 8])
+    assert np.allclose(pair._gradient_error(error), expected)
+    assert np.allclose(pair._sum(error), error.mean(axis=(1, 2, 3, 4)).sum())
+    coarse = pair.coarser(error, [4, 8])
     assert np.allclose(coarse[0], error.reshape(3, 6, 4, 2, 4, 2, 3).mean(axis=(3, 5)))
     assert np.allclose(coarse[1], error)
 
@@ -172,7 +177,7 @@ def test_step_to_be_timed_makes_a_worker_of_both_nets():
     step = training.step(global_batch=4, ranks=2, filters=2, blocks=1, discriminator_filters=2)
     worker = step.build(SingleProcess())
     asked = training.config_of(None, filters=2, blocks=1, discriminator_filters=2)
-    whole = sum(net.count_params() for net in nets.build(asked))
+    whole = sum(net.count_params() for net in training.build(asked))
     assert worker.nbytes == 4 * whole
     before = worker.weights()
     assert np.isfinite(worker.step(*step.samples(2, 0)))
@@ -196,7 +201,7 @@ def replicated(own):
 def test_rank_0_that_sends_copies_of_its_nets_holds_moments_and_arriving_gradients_too(tmp_path):
     own = {"filters": 2, "blocks": 1, "discriminator_filters": 2}
     asked = training.config_of(None, **own)
-    weights = 4 * sum(net.count_params() for net in nets.build(asked))
+    weights = 4 * sum(net.count_params() for net in training.build(asked))
     clips = 3 * 4 * 6 * 32 * 32 * 3
     first, other = on_ranks(2, replicated, tmp_path, own=own)
     assert (first[0], other[0]) == (0, 1)

@@ -6,7 +6,8 @@ SMALL       one such node, a net of 8 layers, small made-up pictures, 12 epochs
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.training import schedules
@@ -40,15 +41,21 @@ class TrainingRecipe:
         net: one of `models.names("imagenet")` or a residual net of `models.names("classifier")`.
         image: height and width of the input (pixels).
         stored: height and width of made-up pictures (pixels); 0 for real ones.
-        test_samples: pictures to test both endings with.
-        epochs: of warmup and linear decay together.
-        warmup: of these.
+        classes: logits .
+        samples: pictures to train with .
+        test_samples: pictures to test both endings with .
+        nodes: computers .
+        workers_per_node: workers of each .
+        batch_per_worker: pictures of a worker in each step.
+        epochs: of warmup and linear decay together (epochs).
+        warmup: of these (epochs).
         collapse_at: where the last part leaves the line (epochs).
         collapse: its length (epochs).
         rate: highest learning rate, of the global batch.
         start: first learning rate.
         weight_decay: before the last part, which has twice as much.
         power: how the rate falls in the last part.
+        momentum: of the gradient descent.
         averages: momentum of batch normalisation's moving averages.
         area: smallest part of a picture that is cut out (0 to 1).
         ratio: smallest width / height of that part; the largest is 1 over it.
@@ -90,13 +97,18 @@ class TrainingRecipe:
 
     @property
     def workers(self) -> int:
-        """Of all nodes."""
+        """Of all nodes ."""
         return self.nodes * self.workers_per_node
 
     @property
     def global_batch(self) -> int:
-        """Pictures of a step, of all workers together."""
+        """Pictures of a step, of all workers together ."""
         return self.workers * self.batch_per_worker
+
+    @property
+    def shared_epochs(self) -> int:
+        """Whole epochs before the two branches."""
+        return int(self.collapse_at)
 
     @property
     def paid(self) -> float:
@@ -148,29 +160,40 @@ class TrainingRecipe:
 
     def stretched(self, factor: float) -> TrainingRecipe:
         """Make all phases longer or shorter in proportion."""
+        require_positive(factor, "factor")
         lengths = ("epochs", "warmup", "collapse_at", "collapse")
         # rounded: a fifth of 85.5 is 17.1, in binary a little less
         changed = {name: round(getattr(self, name) * factor, 9) for name in lengths}
         return replace(self, **changed)
 
-    def scaled(self, workers: int, batch_per_worker: int | None = None) -> TrainingRecipe:
-        """Return the recipe for other workers and batches; rates follow the global batch.
+    def with_workers(self, workers: int) -> TrainingRecipe:
+        """Return the recipe for another number of workers; rates follow the global batch.
 
-        All workers are on one node if they do not fill whole nodes.
+        All are on one node if they do not fill whole nodes.
 
         Source:
             Goyal et al., arXiv:1706.02677, section 2.1 (linear scaling).
         """
-        batch = self.batch_per_worker
-        if batch_per_worker is not None:
-            batch = require_count(batch_per_worker, "batch_per_worker")
-        nodes, rest = divmod(require_count(workers, "workers"), self.workers_per_node)
+        require_count(workers, "workers")
+        nodes, rest = divmod(workers, self.workers_per_node)
         where = (nodes, self.workers_per_node) if rest == 0 else (1, workers)
-        factor = workers * batch / self.global_batch
+        factor = workers / self.workers
         return replace(
-            self, nodes=where[0], workers_per_node=where[1], batch_per_worker=batch,
-            rate=self.rate * factor, start=self.start * factor,
+            self, nodes=where[0], workers_per_node=where[1], rate=self.rate * factor,
+            start=self.start * factor,
         )  # fmt: skip
+
+    def with_batch(self, batch_per_worker: int) -> TrainingRecipe:
+        """Return the recipe for another batch per worker; rates follow the global batch."""
+        factor = require_count(batch_per_worker, "batch_per_worker") / self.batch_per_worker
+        return replace(
+            self, batch_per_worker=batch_per_worker, rate=self.rate * factor,
+            start=self.start * factor,
+        )  # fmt: skip
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return asdict(self)
 
 
 # PRACE guide, tables 5 and 6 and sections 6.2.4 to 6.2.7; rates and weight decay: Intel Caffe,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import asdict, dataclass, replace
@@ -18,13 +19,12 @@ from dlcourse.usecases.imagenet import data
 from dlcourse.usecases.imagenet.recipe import CHANGES, GUIDE, SMALL, TrainingRecipe
 from dlcourse.usecases.imagenet.report import Branch, Curve, Outcome
 from dlcourse.usecases.plan import Rehearsal
-from dlcourse.usecases.run import Option, shared_folder
+from dlcourse.usecases.run import Option
 from dlguide import models
 from dlguide.collectives.communicator import Communicator, SingleProcess
 from dlguide.data.datasets import Dataset
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.errors import require, require_count, require_known
-from dlguide.files import atomic_write
 from dlguide.measure import TrainingResult
 from dlguide.training import checkpoint as checkpoints
 from dlguide.training import devices, fit
@@ -39,13 +39,18 @@ if TYPE_CHECKING:
 
 # What `dlguide usecase imagenet --set` accepts.
 OPTIONS = {
-    "device": Option("auto", str), "workers": Option(None, int), "epochs": Option(None, float),
-    "samples": Option(None, int), "net": Option(None, str), "batch_per_worker": Option(None, int),
-    "subset": Option(False, bool), "dtype": Option("float32", str), "apart": Option(False, bool),
-}  # fmt: skip
+    "device": Option("auto", str),
+    "workers": Option(None, int),
+    "epochs": Option(None, float),
+    "samples": Option(None, int),
+    "net": Option(None, str),
+    "batch_per_worker": Option(None, int),
+    "subset": Option(False, bool),
+    "dtype": Option("float32", str),
+    "apart": Option(False, bool),
+}
 DRAWN = 320  # made-up pictures of each part that `rehearse` draws
 SAVE_EVERY = 500  # steps of a real training, whose epochs take hours
-TOP = 5
 
 
 def train(
@@ -55,9 +60,14 @@ def train(
     report: Callable[..., None] | None = None,
     parallel: bool | None = None,
     device: str = "auto",
+    workers: int | None = None,
+    epochs: float | None = None,
+    samples: int | None = None,
+    net: str | None = None,
+    batch_per_worker: int | None = None,
+    subset: bool = False,
     dtype: str = "float32",
     apart: bool = False,
-    **own: Any,
 ) -> Outcome:
     """Train ResNet-50 by the guide's recipe, to both of its ends.
 
@@ -66,19 +76,35 @@ def train(
     decay, and the rate falls as a square. Both start from the same checkpoint, so they differ
     only in the branch, over equally many epochs.
 
-    Each virtual worker has its 16 pictures and its own batch normalisation; a rank runs its share
-    of the workers. So the result depends on the workers, not on the ranks.
+    Every rank calls this with the same arguments. Each virtual worker has its 16 pictures and its
+    own batch normalisation; a rank runs its share of the workers. So the result depends on the
+    workers, not on the ranks.
 
     Leaves out, of the guide's part 2: it began with a momentum buffer of 0, and continued to
     mirror and crop its pictures, with scale and aspect left alone.
 
     Args:
-        real: class folders or TFRecord shards, for ResNet-50 and all the guide's epochs; None for
-            a small net on small made-up pictures.
+        real: folder of ImageNet as class folders or TFRecord shards, for ResNet-50 and all the
+            guide's epochs; None for a small net on small made-up pictures.
+        seed: of made-up pictures, initial weights and order.
+        checkpoint: folder to write checkpoints to, and to resume from; None for neither.
+        report: progress, as `on_result` of `training.fit`.
+        parallel: False for this process alone, True for all ranks of the launcher; None for True
+            if the launcher started more than one.
         device: "auto" takes a GPU for each rank if there are enough, else the CPU; "cpu", "gpu".
+        workers: in all; None for two, those of one node, or one for each rank.
+        epochs: of part 1; all phases follow in proportion. None for the recipe's.
+        samples: made-up pictures; None for the recipe's.
+        net: another net; None for the recipe's.
+        batch_per_worker: pictures of a worker, which the rate follows; None for the guide's 16.
+        subset: whether `real` may be a part of ImageNet.
         dtype: of the net, as in `training.fit`.
         apart: whether to train three more endings, each with one of part 2's changes alone.
-        own: workers, epochs, samples, net, batch_per_worker, subset, as in `plan`.
+
+    Raises:
+        ValueError: on all ranks, if an argument is invalid.
+        MissingComponentError: on all ranks, if ImageNet or the device is not there.
+        DataError: on all ranks, if ImageNet is damaged or incomplete.
 
     Source:
         PRACE Best Practice Guide Deep Learning (2019), 6.2.
@@ -87,19 +113,23 @@ def train(
     place = devices.choose(device, comm)
     with comm.agree_or_raise():
         require_count(seed, "seed", least=0)
-        recipe, found = plan(real, comm.size, **own)
+        recipe, found = plan(
+            real, subset, workers, epochs, samples, net, batch_per_worker, comm.size
+        )
         images = data.pictures(recipe, seed) if found is None else found
-        parts = data.pipelines(recipe, images, _threads(found))
+        # ImageNet is decoded on all cores of a rank; made-up pictures are in memory
+        threads = 1 if found is None else len(os.sched_getaffinity(0))
+        train_data, test_data = data.pipelines(recipe, images, threads)
     with ExitStack() as stack:
-        folder = stack.enter_context(shared_folder(checkpoint, comm))
+        folder = _folder(checkpoint, comm, stack)
         if checkpoint is None and report is None:
             # Without `checkpoint` the messages about resuming from one are of no use.
             stack.enter_context(redirect_stdout(io.StringIO()))
         run = TrainingRun(
-            recipe, *parts, comm, place.device, seed, dtype, folder, report,
+            recipe, train_data, test_data, comm, place.device, seed, dtype, folder, report,
             None if found is None else SAVE_EVERY,
         )  # fmt: skip
-        shared = run.shared_phase()
+        shared, _ = run.shared_phase()
         line, _, first = run.branch("line", recipe.part_1())
         collapsed, last, _ = run.branch("collapsed", recipe.part_2(), first)
         single = tuple(
@@ -107,20 +137,24 @@ def train(
             for change in (CHANGES if apart else ())
         )
     return Outcome(
-        comm.rank, comm.size, last.threads, place.device, place.why, parts[0].name, seed,
+        comm.rank, comm.size, last.threads, place.device, place.why, train_data.name, seed,
         found is not None, recipe, shared, line, collapsed, single,
     )  # fmt: skip
 
 
 def rehearse(
     work: Rehearsal, real: str | os.PathLike | None = None, seed: int = 0, device: str = "auto",
-    dtype: str = "float32", apart: bool = False, **own: Any,
+    workers: int | None = None, epochs: float | None = None, samples: int | None = None,
+    net: str | None = None, batch_per_worker: int | None = None, subset: bool = False,
+    dtype: str = "float32", apart: bool = False,
 ) -> None:  # fmt: skip
     """Measure a little of each part of `train`, for `usecases.plan`; all ranks call."""
     comm = work.comm
     place = devices.choose(device, comm)
     with work.once("ImageNet: list of pictures"):
-        recipe, images = plan(real, comm.size, **own)
+        recipe, images = plan(
+            real, subset, workers, epochs, samples, net, batch_per_worker, comm.size
+        )
     if images is None:
         few = min(DRAWN, recipe.samples, recipe.test_samples)
         with work.once("pictures: drawing", (recipe.samples + recipe.test_samples) / (2 * few)):
@@ -130,43 +164,34 @@ def rehearse(
             (recipe.test_samples, (drawn.test_images, drawn.test_labels)),
         ) for one in some)  # fmt: skip
         images = Dataset(drawn.name, *parts)
+    threads = 1 if real is None else len(os.sched_getaffinity(0))
+    pipelines = data.pipelines(recipe, images, threads)
     TrainingRun(
-        recipe, *data.pipelines(recipe, images, _threads(real)), comm, place.device, seed, dtype,
-        work.folder, None, None if real is None else SAVE_EVERY,
+        recipe, *pipelines, comm, place.device, seed, dtype, work.folder, None,
+        None if real is None else SAVE_EVERY,
     ).rehearse(work, endings=5 if apart else 2)  # fmt: skip
 
 
-def _threads(real: Any) -> int:
-    """ImageNet is decoded on all cores of a rank; made-up pictures are in memory."""
-    return 1 if real is None else len(os.sched_getaffinity(0))
-
-
 def check(
-    real: str | os.PathLike | None = None, workers: int | None = None, device: str = "auto",
-    dtype: str = "float32", apart: bool = False, **own: Any,
-) -> None:  # fmt: skip
+    real: str | os.PathLike | None = None,
+    subset: bool = False,
+    workers: int | None = None,
+    epochs: float | None = None,
+    samples: int | None = None,
+    net: str | None = None,
+    batch_per_worker: int | None = None,
+    **_others: Any,
+) -> None:
     """Raise what `train` would raise, before any rank is started and without TensorFlow."""
     ranks = workers if isinstance(workers, int) and workers > 0 else SMALL.workers
-    plan(real, ranks, workers=workers, **own)
+    plan(real, subset, workers, epochs, samples, net, batch_per_worker, ranks)
 
 
 def plan(
-    real: str | os.PathLike | None, ranks: int, workers: int | None = None,
-    epochs: float | None = None, samples: int | None = None, net: str | None = None,
-    batch_per_worker: int | None = None, subset: bool = False,
+    real: str | os.PathLike | None, subset: bool, workers: int | None, epochs: float | None,
+    samples: int | None, net: str | None, batch_per_worker: int | None, ranks: int,
 ) -> tuple[TrainingRecipe, data.Found | None]:  # fmt: skip
-    """Return the recipe of these settings and the real data, if any.
-
-    Args:
-        real: as in `train`.
-        ranks: that run the workers.
-        workers: in all; None for two, those of one node, or one for each rank.
-        epochs: of part 1; all phases follow in proportion. None for the recipe's.
-        samples: made-up pictures; None for the recipe's.
-        net: another net; None for the recipe's.
-        batch_per_worker: pictures of a worker, which the rate follows; None for the guide's 16.
-        subset: whether `real` may be a part of ImageNet.
-    """
+    """Return the recipe of these settings and the real data, if any."""
     if workers is None:
         two = SMALL.workers
         workers = two if two % ranks == 0 else ranks
@@ -176,8 +201,9 @@ def plan(
     require(workers % ranks == 0, "workers", must, workers, then)
     require(real is not None or not subset, "subset", "be False without `real`", subset)
     found = None if real is None else data.find(real, subset)
-    recipe = SMALL if found is None else data.recipe_for(GUIDE, found)
-    recipe = recipe.scaled(workers, batch_per_worker)
+    recipe = (SMALL if found is None else data.recipe_for(GUIDE, found)).with_workers(workers)
+    if batch_per_worker is not None:
+        recipe = recipe.with_batch(batch_per_worker)
     if epochs is not None:
         must, then = "be a number of at least 2", "One to begin, and one to branch off."
         fits = isinstance(epochs, int | float) and not isinstance(epochs, bool) and epochs >= 2
@@ -200,6 +226,9 @@ def plan(
     return recipe, found
 
 
+RATE = 1e-3  # speed does not depend on it, the weights must stay finite
+
+
 def step(
     batch_per_worker: int | None = None,
     seed: int = 0,
@@ -211,21 +240,27 @@ def step(
     Args:
         batch_per_worker: pictures of one worker; None for the guide's 16.
         seed: of the initial weights.
-        real: anything but None or False for ResNet-50 with pictures of 224 x 224; their content
-            does not change the time.
+        real: anything but None or False for ResNet-50 with pictures of 224 x 224 and 1000
+            classes; the content of the pictures does not change the time.
         dtype: of the net.
+
+    Raises:
+        ValueError: if `batch_per_worker` is not positive.
     """
     recipe = GUIDE if real else SMALL
-    recipe = recipe.scaled(recipe.workers, batch_per_worker)
+    batch = recipe.batch_per_worker
+    if batch_per_worker is not None:
+        batch = require_count(batch_per_worker, "batch_per_worker")
     name = f"{recipe.net}, {recipe.image} x {recipe.image}"
-    parts = partial(_worker, recipe, seed, dtype), partial(_samples, recipe)
-    return TimedStep(name, recipe.batch_per_worker, *parts)
+    return TimedStep(name, batch, partial(_worker, recipe, seed, dtype), partial(_samples, recipe))
 
 
 def _worker(recipe: TrainingRecipe, seed: int, dtype: str, comm: Communicator) -> StepWorker:
-    # speed does not depend on the rate; the weights must stay finite
-    rule = _optimizer(1e-3, recipe.weight_decay, recipe.momentum)
-    return classifier_worker(build_net(recipe, seed, dtype), rule, comm)
+    model = build_net(recipe, seed, dtype)
+    from dlguide.training.optimizers import MomentumSGD
+
+    optimizer = MomentumSGD(RATE, recipe.momentum, recipe.weight_decay)
+    return classifier_worker(model, optimizer, comm)
 
 
 def _samples(recipe: TrainingRecipe, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -234,11 +269,26 @@ def _samples(recipe: TrainingRecipe, count: int, seed: int) -> tuple[np.ndarray,
     return pictures, random.integers(0, recipe.classes, count, np.int32)
 
 
+TOP = 5
+
+
 def build_net(recipe: TrainingRecipe, seed: int, dtype: str = "float32") -> keras.Model:
     """Build the recipe's net, which returns logits."""
     model = models.build(recipe.net, seed, dtype=dtype, image=recipe.image, classes=recipe.classes)
     models.set_momentum(model, recipe.averages)
     return model
+
+
+class Pair:
+    """Two nets of the same pictures, as one whose logits have shape (pictures, 2, classes)."""
+
+    def __init__(self, *nets: keras.Model) -> None:
+        self.nets, self.inputs = nets, nets[0].inputs
+
+    def __call__(self, images: Any, training: bool) -> Any:
+        import tensorflow as tf
+
+        return tf.stack([net(images, training=training) for net in self.nets], axis=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,15 +306,18 @@ class TrainingRun:
     report: Callable[..., None] | None
     save_every: int | None = None
 
-    def shared_phase(self) -> Curve:
+    def shared_phase(self) -> tuple[Curve, Any]:
         """Train the epochs before the branches, unless both branches have started already."""
-        known, epochs = self._written("shared"), int(self.recipe.collapse_at)
+        known = self._written("shared")
         ends = [checkpoints.latest(self.folder / name) for name in ("line", "collapsed")]
-        # only rank 0 may see the folder
-        begun = self.comm.allreduce_sum([float(None not in ends)])[0] > 0
+        begun = (
+            self.comm.allreduce_sum([float(None not in ends)])[0] > 0
+        )  # only rank 0 may see the folder
         if known is not None and begun:
-            return known
-        return self._fit("shared", self.recipe.part_1(epochs), epochs)[0]
+            return known, None
+        return self._fit(
+            "shared", self.recipe.part_1(self.recipe.shared_epochs), self.recipe.shared_epochs
+        )
 
     def branch(
         self, name: str, schedule: CollapsedDecay, line: keras.Model | None = None
@@ -280,16 +333,14 @@ class TrainingRun:
             if self.comm.rank == 0 and checkpoints.latest(here) is None:
                 changes = {"schedule": describe(schedule)}
                 checkpoints.branch(self.folder / "shared", here, changes)
-        curve, run, model = self._fit(name, schedule, round(schedule.rates.epochs))
-        few = self.train.replace(samples=min(self.train.samples, self.test.samples))
+        curve, (run, model) = self._fit(name, schedule, round(schedule.rates.epochs))
         with tf.device(require_device(self.device)):
             found = self.judge(model, self.test, line)()
-            # random parts of training pictures, and whole ones
-            training = [evaluator(model, part, self.comm)()["accuracy"]
-                        for part in (few, few.without_augmentation())]  # fmt: skip
         counts = (round(found[only] * self.test.samples) for only in ("won", "lost"))
-        tops = found["top 1"], found["top 5"]
-        return Branch(name, curve, *tops, run.weights_digest, *counts, *training), run, model
+        return Branch(
+            name, curve, found["top 1"], found["top 5"], run.weights_digest, *counts,
+            *self._on_training_pictures(model),
+        ), run, model  # fmt: skip
 
     def judge(
         self, model: keras.Model, test: Pipeline, line: keras.Model | None = None
@@ -307,21 +358,35 @@ class TrainingRun:
             "top 5": lambda labels, found: best_5(labels, found[:, 0]),
             "won": only(0), "lost": only(1),
         }  # fmt: skip
-        return evaluator(_Pair(model, line or model), test, self.comm, metrics)
+        return evaluator(Pair(model, line or model), test, self.comm, metrics)
+
+    def _on_training_pictures(self, model: keras.Model) -> list[float]:
+        """Return the accuracy on random parts of training pictures, and on whole ones."""
+        few = self.train.replace(samples=min(self.train.samples, self.test.samples))
+        import tensorflow as tf
+
+        with tf.device(require_device(self.device)):
+            return [
+                evaluator(model, part, self.comm)()["accuracy"]
+                for part in (few, few.without_augmentation())
+            ]
 
     def _fit(
         self, name: str, schedule: CollapsedDecay, epochs: int
-    ) -> tuple[Curve, TrainingResult, keras.Model]:
+    ) -> tuple[Curve, tuple[TrainingResult, keras.Model]]:
         made: list[keras.Model] = []
         run = fit(**self.arguments(name, schedule, epochs, made))
-        known, curve = self._written(name), _curve(run)
+        known = self._written(name)
+        curve = _curve(run)
         if known is not None and not curve.loss:
-            return known, run, made[-1]  # nothing was trained: an earlier call wrote it
+            return known, (run, made[-1])  # nothing was trained: an earlier call wrote it
         with self.comm.agree_or_raise():
             if self.comm.rank == 0:
-                with atomic_write(self.folder / f"{name}.json") as file:
-                    file.write(json.dumps(asdict(curve)))
-        return curve, run, made[-1]
+                text = json.dumps(asdict(curve))
+                written = self.folder / f"{name}.json.partial"
+                written.write_text(text, encoding="utf-8")
+                os.replace(written, self.folder / f"{name}.json")  # whole, or not at all
+        return curve, (run, made[-1])
 
     def arguments(
         self, name: str, schedule: CollapsedDecay, epochs: int, made: list[keras.Model]
@@ -338,7 +403,6 @@ class TrainingRun:
             f"{recipe.net}, {recipe.image} pixels, {recipe.classes} classes, {self.dtype}"
         )
         workers = recipe.workers // self.comm.size
-        few = recipe.tested
         return {
             "model": build, "data": self.train, "epochs": epochs,
             "batch_per_rank": recipe.batch_per_worker * workers, "learning_rate": schedule,
@@ -346,26 +410,32 @@ class TrainingRun:
             "checkpoint": CheckpointConfig(folder=self.folder / name, every_steps=self.save_every),
             "comm": self.comm, "on_result": self.report,
             "config": FitConfig(
-                seed=self.seed, device=self.device, dtype=self.dtype, virtual_workers=workers,
-                test=self.test if few is None else self.test.replace(samples=few),
+                seed=self.seed, device=self.device, test=self._epoch_test(), dtype=self.dtype,
+                virtual_workers=workers,
             ),
         }  # fmt: skip
 
     def rehearse(self, work: Rehearsal, endings: int) -> None:
         """Measure a little of the training and of the test at its two ends."""
-        import tensorflow as tf
-
         recipe, made = self.recipe, []
-        arguments = self.arguments("line", recipe.part_1(), round(recipe.epochs), made)
+        schedule = recipe.part_1()
+        arguments = self.arguments("line", schedule, round(recipe.epochs), made)
         # the endings go on from the shared phase
         paid = recipe.epochs + (endings - 1) * recipe.collapse
         work.fit("training", paid=paid, starts=1 + endings, **arguments)
         few = min(self.test.samples, 8 * recipe.global_batch)
+        import tensorflow as tf
+
         with tf.device(require_device(self.device)):
             judge = self.judge(made[-1], self.test.replace(samples=few))
             # each ending is tested, and sees some training pictures twice
             samples = self.test.samples + min(self.train.samples, self.test.samples)
             work.repeat("test", endings * samples / few, judge)
+
+    def _epoch_test(self) -> Pipeline:
+        """Return the test pictures that are evaluated after each epoch."""
+        few = self.recipe.tested
+        return self.test if few is None else self.test.replace(samples=few)
 
     def _written(self, name: str) -> Curve | None:
         """Return the curve that an earlier call wrote; rank 0 reads for all."""
@@ -376,20 +446,9 @@ class TrainingRun:
         text = self.comm.allgather(text)[0]
         if not text:
             return None
-        return Curve(**{key: tuple(each) if isinstance(each, list) else each
-                        for key, each in json.loads(text).items()})  # fmt: skip
-
-
-class _Pair:
-    """Two nets of the same pictures, as one whose logits have shape (pictures, 2, classes)."""
-
-    def __init__(self, *nets: keras.Model) -> None:
-        self.nets, self.inputs = nets, nets[0].inputs
-
-    def __call__(self, images: Any, training: bool) -> Any:
-        import tensorflow as tf
-
-        return tf.stack([net(images, training=training) for net in self.nets], axis=1)
+        found = json.loads(text)
+        lists = {key: tuple(each) for key, each in found.items() if isinstance(each, list)}
+        return Curve(**{**found, **lists})
 
 
 def by_size(
@@ -417,8 +476,8 @@ def by_size(
     Source:
         Touvron et al., arXiv:1906.06423.
     """
-    weights = {name: checkpoints.read(checkpoints.latest(Path(folder) / name))[1]
-               for name in endings}  # fmt: skip
+    last = {name: checkpoints.latest(Path(folder) / name) for name in endings}
+    weights = {name: checkpoints.read(path)[1] for name, path in last.items()}
     found: dict[str, dict[int, float]] = {name: {} for name in endings}
     for size in sizes:
         larger = replace(recipe, image=size)
@@ -445,3 +504,14 @@ def _curve(run: TrainingResult) -> Curve:
         run.first_epoch, run.loss, run.train_accuracy, accuracy, step_s, run.images_per_s,
         run.train_s,
     )  # fmt: skip
+
+
+def _folder(checkpoint: str | os.PathLike | None, comm: Communicator, stack: ExitStack) -> Path:
+    """Return the folder of the checkpoints; without one, a temporary one of rank 0."""
+    if checkpoint is not None:
+        return Path(checkpoint)
+    mine = ""
+    with comm.agree_or_raise():
+        if comm.rank == 0:
+            mine = stack.enter_context(tempfile.TemporaryDirectory(prefix="dlguide-imagenet-"))
+    return Path(comm.allgather(mine)[0])

@@ -9,6 +9,8 @@ Drawn drives of 32 pixels by default; `real=` takes KITTI tracking, `size=128` t
 
 from dlcourse.usecases.video.replication import replicate
 from dlcourse.usecases.video.report import (
+    Outcome,
+    Score,
     films,
     findings,
     frame_scores,
@@ -19,3 +21,23 @@ from dlcourse.usecases.video.report import (
     write,
 )
 from dlcourse.usecases.video.training import OPTIONS, check, rehearse, stages, step, train
+
+__all__ = [
+    "OPTIONS",
+    "Outcome",
+    "Score",
+    "check",
+    "films",
+    "findings",
+    "frame_scores",
+    "guide",
+    "judge",
+    "rehearse",
+    "replicate",
+    "rows",
+    "shown",
+    "stages",
+    "step",
+    "train",
+    "write",
+]

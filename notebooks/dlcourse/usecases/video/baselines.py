@@ -1,9 +1,14 @@
 """Baselines: predictors of frames that learn nothing, which a net must beat.
 
-Each takes past frames of shape (clips, frames, rows, columns, 3), and how many to predict.
+repeat    the last frame again and again
+mean      the mean of the past frames
+flow      the last frame, moved on as the past frames moved
+blend     half flow, half mean
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,7 +23,8 @@ _GREY = np.array([0.299, 0.587, 0.114])
 
 def repeat(past: ArrayLike, after: int) -> np.ndarray:
     """Predict that nothing changes."""
-    return np.repeat(_clips(past)[:, -1:], require_count(after, "after"), axis=1)
+    seen = _clips(past)
+    return np.repeat(seen[:, -1:], require_count(after, "after"), axis=1)
 
 
 def mean(past: ArrayLike, after: int) -> np.ndarray:
@@ -36,7 +42,8 @@ def flow(past: ArrayLike, after: int) -> np.ndarray:
     seen = _clips(past)
     predicted = np.empty((len(seen), require_count(after, "after"), *seen.shape[2:]))
     for clip, frames in enumerate(seen):
-        moved, place = motion(frames), _grid(frames.shape[1:3])
+        moved = motion(frames)
+        place = _grid(frames.shape[1:3])
         for number in range(after):
             place = place - _read(moved, place)
             colours = _read(np.moveaxis(frames[-1], -1, 0), place)
@@ -47,9 +54,6 @@ def flow(past: ArrayLike, after: int) -> np.ndarray:
 def blend(past: ArrayLike, after: int) -> np.ndarray:
     """Predict the mean of `flow` and `mean`: where they disagree, half of either."""
     return (flow(past, after) + mean(past, after)) / 2
-
-
-PREDICTORS = {"repeat": repeat, "mean": mean, "flow": flow, "blend": blend}
 
 
 def motion(frames: ArrayLike) -> np.ndarray:
@@ -103,3 +107,11 @@ def _read(images: np.ndarray, places: np.ndarray) -> np.ndarray:
     from scipy.ndimage import map_coordinates
 
     return np.stack([map_coordinates(image, places, order=1, mode="nearest") for image in images])
+
+
+PREDICTORS: dict[str, Callable[[ArrayLike, int], np.ndarray]] = {
+    "repeat": repeat,
+    "mean": mean,
+    "flow": flow,
+    "blend": blend,
+}

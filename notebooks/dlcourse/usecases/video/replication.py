@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlcourse.replicas import DeviceMemory, Replicas
-from dlcourse.usecases.video import data, nets
-from dlcourse.usecases.video.training import config_of
+from dlcourse.usecases.video import data
+from dlcourse.usecases.video.pair import centred, coarser, flat
+from dlcourse.usecases.video.training import build, config_of
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -43,6 +44,9 @@ def replicate(
         steps: number of steps; the last one is returned.
         seed: of initial weights and clips, which are noise.
         own: other fields of `VideoConfig`: size, filters, ...
+
+    Raises:
+        ValueError: if an argument is invalid.
     """
     if comm is None:
         from mpi4py import MPI
@@ -50,59 +54,62 @@ def replicate(
         comm = MPI.COMM_WORLD
     config = config_of(None, seed=seed, **own)
     config.check()
-    both = nets.build(config)
-    variables = [weight for net in both for weight in net.trainable_variables]
+    nets_of = build(config)
+    variables = [weight for net in nets_of for weight in net.trainable_variables]
     weights = [np.array(weight.numpy()) for weight in variables]
     moments = [np.zeros_like(each) for each in (*weights, *weights)]
     random = np.random.default_rng(seed)
     shape = (global_batch, data.BEFORE, config.size, config.size, 3)
     clips = [random.integers(0, 256, shape, np.uint8) for _ in range(3)] if comm.rank == 0 else None
-    replicas = Replicas(comm, weights, _gradient_of(both, variables), _adam(moments), moments)
+    replicas = Replicas(comm, weights, _gradient_of(nets_of, variables), _Adam(moments), moments)
     loss = 0.0
     for _ in range(steps):
         loss = replicas.step(clips)
     return ReplicaStep(comm.rank, replicas.held, replicas.moved, replicas.seconds, loss)
 
 
-def _adam(moments: Sequence[np.ndarray], rate: float = 1e-3) -> Any:
+class _Adam:
     """Adam in NumPy, with rank 0's moments."""
-    first, second, steps = moments[: len(moments) // 2], moments[len(moments) // 2 :], 0
 
-    def update(weights: Sequence[np.ndarray], gradients: Sequence[np.ndarray]) -> None:
-        nonlocal steps
-        steps += 1
-        scale = rate * np.sqrt(1 - 0.999**steps) / (1 - 0.9**steps)
-        for weight, gradient, m, v in zip(weights, gradients, first, second, strict=True):
+    def __init__(self, moments: Sequence[np.ndarray], rate: float = 1e-3) -> None:
+        half = len(moments) // 2
+        self._first, self._second = moments[:half], moments[half:]
+        self._rate, self._steps = rate, 0
+
+    def __call__(self, weights: Sequence[np.ndarray], gradients: Sequence[np.ndarray]) -> None:
+        self._steps += 1
+        scale = self._rate * np.sqrt(1 - 0.999**self._steps) / (1 - 0.9**self._steps)
+        for weight, gradient, m, v in zip(
+            weights, gradients, self._first, self._second, strict=True
+        ):
             m += 0.1 * (gradient - m)
             v += 0.001 * (gradient**2 - v)
             weight -= scale * m / (np.sqrt(v) + 1e-7)
 
-    return update
 
-
-def _gradient_of(both: tuple[Any, Any], variables: Sequence[Any]) -> Any:
+def _gradient_of(nets_of: tuple[Any, Any], variables: Sequence[Any]) -> Any:
     import tensorflow as tf
 
-    generator, discriminator = both
+    generator, discriminator = nets_of
     rows = [output.shape[2] for output in generator.outputs]
 
     @tf.function(autograph=False, reduce_retracing=True)
-    def graph(past: Any, guess: Any, future: Any) -> Any:
-        past, guess, future = (nets.centred(each, "float32") for each in (past, guess, future))
-        seen, true = nets.coarser(past, rows), nets.coarser(future, rows)
+    def both(past: Any, guess: Any, future: Any) -> Any:
+        past, guess, future = (centred(each, "float32") for each in (past, guess, future))
+        seen, true = coarser(past, rows), coarser(future, rows)
         with tf.GradientTape() as tape:
-            made = nets.flat(generator([past, guess], training=True))
+            made = flat(generator([past, guess], training=True))
             loss = sum(tf.reduce_mean(abs(a - b)) for a, b in zip(made, true, strict=True))
             for then, sign in ((true, -1.0), (made, 1.0)):
                 pairs = zip(seen, map(tf.stop_gradient, then), strict=True)
                 judged = discriminator([tf.concat(pair, axis=1) for pair in pairs], training=True)
-                loss += sum(tf.reduce_mean(tf.nn.softplus(sign * one)) for one in nets.flat(judged))
+                loss += sum(tf.reduce_mean(tf.nn.softplus(sign * one)) for one in flat(judged))
         return loss, tape.gradient(loss, list(variables))
 
     def gradient(weights: Sequence[np.ndarray], arrays: Sequence[np.ndarray]) -> Any:
         for variable, weight in zip(variables, weights, strict=True):
             variable.assign(weight)
-        loss, found = graph(*map(tf.constant, arrays))
+        loss, found = both(*map(tf.constant, arrays))
         return float(loss), [np.array(each) for each in found], 0
 
     return gradient

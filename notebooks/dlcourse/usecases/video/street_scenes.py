@@ -1,4 +1,4 @@
-"""A synthetic drive along a road as a video: sky, hills, trees, lanes and vehicles.
+"""A synthetic drive along a road as a video: sky, hills, trees, lanes, vehicles with their labels.
 
 Axes as KITTI has them: x to the right, y down, z ahead, in metres from the camera, which moves
 along. The vehicles of a lane keep their distances, so none meets another, and any frame follows
@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 from PIL import Image, ImageDraw
 
-from dlguide.data.synthetic import Samples, clouds, sample_rng
+from dlguide.data.synthetic import Samples, clouds, encoded, sample_rng
 from dlguide.errors import require_count
 
 # KITTI's left colour camera: size of its images (pixels), focal length and centre (pixels).
@@ -55,6 +55,7 @@ class Camera:
 class Vehicle:
     """A vehicle in one frame."""
 
+    track: int
     kind: str
     x: float
     z: float
@@ -62,6 +63,70 @@ class Vehicle:
     oncoming: bool
     hue: float
     bright: float
+
+    def corners(self) -> list[tuple[float, float, float]]:
+        """List the corners of the box around it, the near ones first."""
+        height, width, length = self.size
+        return [
+            (self.x + a * width / 2, CAMERA_HEIGHT - b * height, self.z + c * length / 2)
+            for c in (-1, 1)
+            for b in (0, 1)
+            for a in (-1, 1)
+        ]
+
+
+@dataclass(frozen=True)
+class Label:
+    """One line of a label file of KITTI tracking, 17 columns in its order.
+
+    Args:
+        frame: number of the frame.
+        track: number of the vehicle.
+        kind: "Car", "Van" or "Truck".
+        truncated: how much lies outside the picture: 0 nothing, 1 some, 2 most.
+        occluded: how much others hide: 0 nothing, 1 some, 2 most.
+        alpha: angle under which the camera sees it (radians).
+        left: of its box in the picture (pixels).
+        top: of its box (pixels).
+        right: of its box (pixels).
+        bottom: of its box (pixels).
+        height: of the vehicle (m).
+        width: of the vehicle (m).
+        length: of the vehicle (m).
+        x: middle of its floor, to the right (m).
+        y: middle of its floor, down (m).
+        z: middle of its floor, ahead (m).
+        rotation: about the vertical axis (radians).
+    """
+
+    frame: int
+    track: int
+    kind: str
+    truncated: int
+    occluded: int
+    alpha: float
+    left: float
+    top: float
+    right: float
+    bottom: float
+    height: float
+    width: float
+    length: float
+    x: float
+    y: float
+    z: float
+    rotation: float
+
+    def line(self) -> str:
+        """Write the label as KITTI's files have it.
+
+        Returns:
+            str: 17 columns with one space between.
+        """
+        first = f"{self.frame} {self.track} {self.kind} {self.truncated} {self.occluded}"
+        numbers = (self.alpha, self.left, self.top, self.right, self.bottom, self.height)
+        numbers += (self.width, self.length, self.x, self.y, self.z, self.rotation)
+        return " ".join((first, *(f"{number:.6f}" for number in numbers)))
 
 
 def vehicles(seed: int, frame: int) -> list[Vehicle]:
@@ -84,6 +149,41 @@ def vehicles(seed: int, frame: int) -> list[Vehicle]:
     return sorted(seen, key=lambda one: -one.z)
 
 
+def label(vehicle: Vehicle, frame: int, camera: Camera, visible: float) -> Label | None:
+    """Describe a vehicle as a label file does."""
+    points = np.array([camera.project(*corner) for corner in vehicle.corners()])
+    (left, top), (right, bottom) = points.min(0), points.max(0)
+    whole = (right - left) * (bottom - top)
+    # a KITTI box ends at the middle of the last pixel
+    left, right = np.clip((left, right), 0, camera.columns - 1)
+    top, bottom = np.clip((top, bottom), 0, camera.rows - 1)
+    inside = (right - left) * (bottom - top) / whole
+    if inside <= 0.02 or visible <= 0.02:
+        return None
+    rotation = math.pi / 2 if vehicle.oncoming else -math.pi / 2
+    return Label(
+        frame,
+        vehicle.track,
+        vehicle.kind,
+        _degree(inside),
+        _degree(visible),
+        rotation - math.atan2(vehicle.x, vehicle.z),
+        float(left),
+        float(top),
+        float(right),
+        float(bottom),
+        *vehicle.size,
+        vehicle.x,
+        CAMERA_HEIGHT,
+        vehicle.z,
+        rotation,
+    )
+
+
+def _degree(left_over: float) -> int:
+    return 0 if left_over > 0.97 else 1 if left_over > 0.5 else 2
+
+
 def _natural(number: int) -> int:
     """Number the whole numbers, also those below 0, from 0 up: 0, -1, 1, -2, 2 and so on."""
     return 2 * number if number >= 0 else -2 * number - 1
@@ -93,42 +193,91 @@ def _vehicle(seed: int, lane: int, number: int, z: float) -> Vehicle:
     rng = sample_rng(seed, "vehicle", lane, _natural(number), 0)
     kind = str(rng.choice(list(TYPES), p=[often for _, often in TYPES.values()]))
     scale = rng.uniform(0.94, 1.06)
-    x = (lane - _OWN) * LANE + rng.uniform(-0.3, 0.3)
-    size = tuple(round(float(scale * length), 3) for length in TYPES[kind][0])
-    return Vehicle(kind, x, z, size, lane == _ONCOMING, rng.random(), rng.uniform(0.35, 0.95))
+    return Vehicle(
+        track=3 * _natural(number) + lane,
+        kind=kind,
+        x=(lane - _OWN) * LANE + rng.uniform(-0.3, 0.3),
+        z=z,
+        size=tuple(round(float(scale * length), 3) for length in TYPES[kind][0]),
+        oncoming=lane == _ONCOMING,
+        hue=rng.random(),
+        bright=rng.uniform(0.35, 0.95),
+    )
 
 
 # Drawn so many times as large, then made smaller, so that edges are smooth.
 _FINER = 2
 _AHEAD = 150.0
 SMALLEST = 32
-Colour, Pen = tuple[int, int, int], ImageDraw.ImageDraw
+Colour = tuple[int, int, int]
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """A frame of a drive, ten of which go by in a second: its number and pixels, uint8 RGB."""
+    """One frame of a drive.
+
+    Args:
+        index: its number; ten go by in a second.
+        labels: of the vehicles in it, the farthest first.
+        pixels: uint8, shape (size, columns, 3).
+    """
 
     index: int
+    labels: tuple[Label, ...]
     pixels: np.ndarray = field(repr=False)
+
+    def encoded(self) -> bytes:
+        """Write the frame as a PNG file.
+
+        Returns:
+            bytes: what stands in the file.
+        """
+        return encoded(self.pixels, "png")
 
 
 def driving(frames: int, size: int, seed: int) -> Samples:
-    """Make a drive of any length, in KITTI's ratio of 1242 to 375.
+    """Make a drive of any length with the vehicles' boxes.
 
     Args:
-        frames: of the drive.
-        size: height of a frame (pixels).
+        frames: number of frames (count).
+        size: height of a frame (pixels); its width is in KITTI's ratio, 1242 to 375.
         seed: 0 or more; another one gives another drive.
+
+    Returns:
+        Samples: of `Frame`.
+
+    Raises:
+        ValueError: when a number is too small.
     """
     require_count(size, "size", least=SMALLEST)
     require_count(seed, "seed", least=0)
-    return Samples(range(require_count(frames, "frames")), partial(_frame, size=size, seed=seed))
+    make = partial(_frame, size=size, seed=seed)
+    return Samples(range(require_count(frames, "frames")), make)
 
 
 def _frame(index: int, size: int, seed: int) -> Frame:
     camera = Camera(size, round(size * KITTI_COLUMNS / KITTI_ROWS))
-    return Frame(index, draw(seed, index, vehicles(seed, index), camera))
+    ahead = vehicles(seed, index)
+    labels = (
+        label(vehicle, index, camera, visible)
+        for vehicle, visible in zip(ahead, seen_parts(ahead, camera), strict=True)
+    )
+    return Frame(index, tuple(filter(None, labels)), draw(seed, index, ahead, camera))
+
+
+def seen_parts(ahead: list[Vehicle], camera: Camera) -> list[float]:
+    """Tell how much of each vehicle no other one hides."""
+    shown = Image.new("L", (camera.columns, camera.rows))
+    own = []
+    for number, vehicle in enumerate(ahead, 1):
+        alone = Image.new("L", shown.size)
+        for image, value in ((alone, 1), (shown, number)):
+            pen = ImageDraw.Draw(image)
+            for face in _faces(vehicle, 0.0, 1.0):
+                pen.polygon([camera.project(*point) for point in face], fill=value)
+        own.append(np.count_nonzero(alone))
+    counted = np.bincount(np.asarray(shown).ravel(), minlength=len(ahead) + 1)[1:]
+    return [float(seen / max(all_of_it, 1)) for seen, all_of_it in zip(counted, own, strict=True)]
 
 
 def draw(seed: int, frame: int, ahead: list[Vehicle], camera: Camera) -> np.ndarray:
@@ -151,7 +300,9 @@ def draw(seed: int, frame: int, ahead: list[Vehicle], camera: Camera) -> np.ndar
     return np.clip(np.asarray(small) + 3 * grain, 0, 255).astype(np.uint8)
 
 
-def _land(image: Image.Image, pen: Pen, camera: Camera, rng: np.random.Generator) -> None:
+def _land(
+    image: Image.Image, pen: ImageDraw.ImageDraw, camera: Camera, rng: np.random.Generator
+) -> None:
     columns, rows = camera.columns, camera.rows
     horizon = camera.project(0, 0, 1)[1]
     evening = rng.random()
@@ -169,28 +320,32 @@ def _land(image: Image.Image, pen: Pen, camera: Camera, rng: np.random.Generator
         outline = list(zip(at * columns, tops, strict=True))
         pen.polygon([(0, horizon), *outline, (columns, horizon)], fill=tone)
     pen.rectangle([0, horizon, columns, rows], fill=(96, 128, 72))
-    _flat(pen, camera, (-8.5, 8.5), 1.2, _AHEAD, (128, 134, 104))
-    _flat(pen, camera, (-1.5 * LANE - 0.5, 1.5 * LANE + 0.5), 1.2, _AHEAD, (98, 98, 102))
+    _flat(pen, camera, -8.5, 8.5, 1.2, _AHEAD, (128, 134, 104))
+    _flat(pen, camera, -1.5 * LANE - 0.5, 1.5 * LANE + 0.5, 1.2, _AHEAD, (98, 98, 102))
 
 
 def _flat(
-    pen: Pen, camera: Camera, across: tuple[float, float], near: float, far: float, colour: Colour
+    pen: ImageDraw.ImageDraw,
+    camera: Camera,
+    left: float,
+    right: float,
+    near: float,
+    far: float,
+    colour: Colour,
 ) -> None:
-    left, right = across
     places = ((left, near), (right, near), (right, far), (left, far))
     pen.polygon([camera.project(x, CAMERA_HEIGHT, z) for x, z in places], fill=colour)
 
 
-def _lines(pen: Pen, camera: Camera, moved: float) -> None:
+def _lines(pen: ImageDraw.ImageDraw, camera: Camera, moved: float) -> None:
     white = (225, 225, 220)
     for side in (-1, 1):
-        edge, line = ((side * at - 0.08, side * at + 0.08) for at in (1.5 * LANE, LANE / 2))
-        _flat(pen, camera, edge, 1.2, _AHEAD, white)
+        _flat(pen, camera, side * 1.5 * LANE - 0.08, side * 1.5 * LANE + 0.08, 1.2, _AHEAD, white)
         for number in range(int(_AHEAD / 12) + 1):
             start = (number + 1) * 12 - moved % 12
             near, far = max(start - 6, 1.2), start
             if far > near:
-                _flat(pen, camera, line, near, far, white)
+                _flat(pen, camera, side * LANE / 2 - 0.08, side * LANE / 2 + 0.08, near, far, white)
 
 
 def _trees(seed: int, moved: float) -> list[tuple[float, float, float, float]]:
@@ -206,7 +361,9 @@ def _trees(seed: int, moved: float) -> list[tuple[float, float, float, float]]:
     return found
 
 
-def _tree(pen: Pen, camera: Camera, tree: tuple[float, float, float, float]) -> None:
+def _tree(
+    pen: ImageDraw.ImageDraw, camera: Camera, tree: tuple[float, float, float, float]
+) -> None:
     x, height, z, tone = tree
     foot, crown = camera.project(x, CAMERA_HEIGHT, z), CAMERA_HEIGHT - height
     scale = camera.focal / z
@@ -233,14 +390,14 @@ def _faces(vehicle: Vehicle, low: float, high: float, inset: float = 0.0) -> lis
     ]
 
 
-def _draw_vehicle(pen: Pen, camera: Camera, vehicle: Vehicle) -> None:
+def _draw_vehicle(pen: ImageDraw.ImageDraw, camera: Camera, vehicle: Vehicle) -> None:
     red, green, blue = colorsys.hsv_to_rgb(vehicle.hue, 0.55, vehicle.bright)
     paint = np.array([red, green, blue]) * 255
     height, width, length = vehicle.size
     near, far = vehicle.z - length / 2, vehicle.z + length / 2
     left, right = vehicle.x - width / 2, vehicle.x + width / 2
     boxy = vehicle.kind != "Car"
-    _flat(pen, camera, (left, right), near, far, (40, 40, 42))
+    _flat(pen, camera, left, right, near, far, (40, 40, 42))
 
     def put(points: list, colour: np.ndarray | Colour) -> None:
         pen.polygon(
