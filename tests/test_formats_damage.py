@@ -555,7 +555,8 @@ def test_a_header_that_declares_more_than_there_is_allocates_nothing(declared, t
     length = struct.pack("<Q", declared)
     file = tmp_path / "huge.tfrecord"
     file.write_bytes(length + masked(length) + b"short")
-    with pytest.raises(formats.DamageError, match=rf"record 0 at byte 0: it declares {declared}"):
+    said = rf"record 0 at byte 0: it declares {declared}.*Get the file again"
+    with pytest.raises(formats.DamageError, match=said):
         list(formats.read_records(file))
 
 

@@ -347,6 +347,7 @@ def run(
     configs, models = list(configs), dict(models or {})
     require(bool(configs), "configs", "hold at least one ExperimentConfig", configs)
     for config in configs:
+        require(isinstance(config, ExperimentConfig), "configs", "hold ExperimentConfigs", config)
         _require_possible(config, models)
     with ExitStack() as stack:
         if folder is None:
@@ -429,7 +430,7 @@ def _fit_options(config: ExperimentConfig, models: Mapping) -> dict[str, Any]:
     }
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def _load(name: str) -> Dataset:
     # the trainings of an experiment share the data; reading it takes longer than some of them
     return datasets.load(name)

@@ -151,28 +151,6 @@ def measure_parts(
     return found | {"nbytes": shared.nbytes, "work": work}
 
 
-def measure_alone(
-    step: TimedStep,
-    samples: int,
-    steps: int,
-    rounds: int,
-    seed: int = 0,
-    seconds: float = float("inf"),
-) -> list[float]:
-    """Measure a worker by itself, with the threads that this process has."""
-    import tensorflow as tf
-
-    worker = step.build(SingleProcess())
-    arrays = [tf.constant(each) for each in step.samples(samples, seed)]
-    worker.step(*arrays)
-    found, begun = [], perf_counter()
-    for done in range(rounds):
-        if perf_counter() - begun > seconds and done >= LEAST_ROUNDS:
-            break
-        found += measure.timing(lambda: worker.step(*arrays), steps).seconds
-    return found
-
-
 def _shares(step: TimedStep, comm: Communicator, seed: int) -> tuple[list[Any], list[Any]]:
     """Return the samples of all ranks, and this rank's slice of them."""
     import tensorflow as tf

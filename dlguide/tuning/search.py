@@ -158,8 +158,8 @@ class _Progress:
         self.console.print(text, highlight=False, soft_wrap=True)
 
     def started(self, ready: int, starts: int) -> None:
-        """Show that the first and the last start of ranks is ready."""
-        if ready in (0, starts) and ready not in self.shown:
+        """Show how many starts of ranks are ready."""
+        if ready not in self.shown:
             self.shown.add(ready)
             self.line(f"ranks started for {ready} of {starts} settings")
 

@@ -1,9 +1,9 @@
-"""Thread recipes of 2019: where KMP_AFFINITY and MLSL's variables put threads on a node.
+"""Thread recipes of 2019: where KMP_AFFINITY, OMP_PLACES and MLSL's variables put threads.
 
     recipes_2019.explain("granularity=fine,compact,1,0", machine, OMP_NUM_THREADS=22)
 
 Sources: PRACE best practice guide (2019), section 6.2.5; Intel C++ Compiler Classic Developer Guide
-and Reference, Thread Affinity Interface.
+and Reference, Thread Affinity Interface; OpenMP 5.0, sections 2.6.2 and 6.5.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dlguide.machine.threads import ThreadPlan, plan
 from dlguide.machine.topology import Core, Machine, format_cpus
 
 SERVERS = "MLSL_SERVER_AFFINITY"
-SETTINGS = ("OMP_NUM_THREADS", "MLSL_NUM_SERVERS", SERVERS)
+SETTINGS = ("OMP_NUM_THREADS", "OMP_PLACES", "OMP_PROC_BIND", "MLSL_NUM_SERVERS", SERVERS)
 # type of KMP_AFFINITY -> how many numbers may follow it
 KMP_TYPES = {"balanced": 2, "compact": 2, "disabled": 0, "explicit": 0, "logical": 1, "none": 0}
 KMP_TYPES |= {"physical": 1, "scatter": 2}
@@ -30,6 +30,11 @@ _GRANULARITIES: dict[str, Callable[[Core], Any]] = {
     "numa_domain": lambda core: (core.socket, core.numa),
     "socket": lambda core: core.socket,
 }
+# a name that OMP_PLACES may have -> the CPUs with an equal key are one place
+_PLACES = {
+    "threads": "thread", "cores": "core", "numa_domains": "numa_domain", "sockets": "socket"
+}  # fmt: skip
+_POLICIES = ("true", "false", "close", "spread", "master", "primary")
 _SWITCHES = [no + name for no in ("", "no") for name in ("verbose", "respect", "warnings", "reset")]
 
 Placement = tuple[tuple[int, ...], ...]  # the logical CPUs of each thread of a process
@@ -89,11 +94,15 @@ def parse_cpu_lists(
         low, high = int(entry[1]), int(entry[2] or entry[1])
         require(low <= high, name, "have spans that go upwards", piece)
         cpus = range(low, high + 1, int(entry[3] or 1))
-        missing = [] if there is None else sorted({*cpus} - {*there})
-        must = f"name CPUs of the machine, which has {format_cpus(there or ())}"
-        require(not missing, name, must, piece, "Look at the numbering with `lscpu -e`.")
+        _require_there(name, {*cpus}, there, piece)
         found += [(cpu,) for cpu in cpus]
     return found
+
+
+def _require_there(name: str, cpus: set[int], there: Collection[int] | None, piece: str) -> None:
+    must = f"name CPUs of the machine, which has {format_cpus(there or ())}"
+    then = "Look at the numbering with `lscpu -e`."
+    require(there is None or cpus <= {*there}, name, must, piece, then)
 
 
 def place_kmp(
@@ -169,6 +178,69 @@ def _balanced(address: Mapping[int, tuple[int, ...]], threads: int, siblings: in
     ]
 
 
+def parse_places(
+    text: str, cores: Sequence[Core], there: Collection[int] | None = None
+) -> Placement:
+    """Parse OMP_PLACES: a name with an optional count, or places such as `{0:4}:3:4`."""
+    name, text = "OMP_PLACES", text.strip().lower()
+    if "{" not in text:
+        kind, bracket, count = text.partition("(")
+        key = _GRANULARITIES[_PLACES[require_known(kind.strip(), _PLACES, name)]]
+        counted = re.fullmatch(r"\s*([1-9]\d{0,3})\s*\)", count)
+        require(not bracket or counted, name, "have a count in brackets, such as (4)", text)
+        ordered = tuple(_grouped(cores, key).values())
+        return ordered[: int(counted[1])] if counted else ordered
+    found: list[tuple[int, ...]] = []
+    for piece in re.findall(r"\s*((?:\{[^}]*\}?|[^,{])+)", text):
+        parts = re.fullmatch(r"\{([^{}]*)\}(?::(\d{1,4})(?::(-?\d{1,4}))?)?\s*", piece)
+        require(parts, name, "have places such as {0,1}, {0:4} or {0:4}:3:4", piece)
+        cpus = [cpu for inside in parts[1].split(",") for cpu in _span(inside)]
+        count, stride = int(parts[2] or 1), int(parts[3] or len(cpus))
+        require(count and stride, name, _COUNTED, piece)
+        few = sum(map(len, found)) + count * len(cpus) <= 4096
+        require(few, name, "list at most 4096 CPUs", piece)
+        moved = [tuple(cpu + number * stride for cpu in cpus) for number in range(count)]
+        require(min(map(min, moved)) >= 0, name, "stay at CPUs of at least 0", piece)
+        _require_there(name, {cpu for each in moved for cpu in each}, there, piece)
+        found += moved
+    return tuple(found)
+
+
+_COUNTED = "have a count of at least 1 and a stride that is not 0"
+
+
+def _span(text: str) -> range:
+    parts = re.fullmatch(r"\s*(\d{1,4})(?::(\d{1,4}))?(?::(\d{1,4}))?\s*", text)
+    must = "have CPUs such as 3, 0:4 (four from 0 on) or 0:4:2"
+    require(parts, "OMP_PLACES", must, text)
+    first, count, stride = int(parts[1]), int(parts[2] or 1), int(parts[3] or 1)
+    require(count and stride, "OMP_PLACES", _COUNTED, text)
+    return range(first, first + count * stride, stride)
+
+
+def place_omp(
+    places: Placement, policy: str, threads: int, everywhere: tuple[int, ...]
+) -> Placement:
+    """Return the logical CPUs of each thread, dealt to places as OMP_PROC_BIND says.
+
+    With T threads and P places, T <= P: close takes the first T places; spread cuts the places
+    into T neighbouring groups and takes the first of each; master takes the first place for all.
+    With T > P, close and spread put floor(T / P) neighbouring threads on each place, one more on
+    the first T mod P; on which is left open by the standard, as is what true means: close here.
+    """
+    words = [word.strip().lower() for word in policy.split(",")]
+    kind, *_ = [require_known(word, _POLICIES, "OMP_PROC_BIND") for word in words]
+    if kind == "false":
+        return (everywhere,) * threads
+    if kind in ("master", "primary"):
+        return (places[0],) * threads
+    each, more = divmod(max(threads, len(places)), min(threads, len(places)))
+    if threads <= len(places):
+        starts = [number * each + min(number, more) for number in range(threads)]
+        return tuple(places[at if kind == "spread" else n] for n, at in enumerate(starts))
+    return tuple(cpus for number, cpus in enumerate(places) for _ in range(each + (number < more)))
+
+
 @dataclass(frozen=True)
 class ProcessPlacement:
     """The logical CPUs of one process: its share of the node, its threads', its servers'."""
@@ -193,10 +265,11 @@ class RecipeExplanation:
     plan: ThreadPlan | None
 
 
-def explain(affinity: str, machine: Machine, **settings: Any) -> RecipeExplanation:
+def explain(affinity: str | None, machine: Machine, **settings: Any) -> RecipeExplanation:
     """Explain what a KMP_AFFINITY and other variables of a recipe do on one node of a machine.
 
-    Threads are placed as by Intel's OpenMP of 2019, see `place_kmp`. Each process first gets its
+    Threads are placed as by Intel's OpenMP of 2019, see `place_kmp`; without a KMP_AFFINITY
+    (None) as OMP_PLACES and OMP_PROC_BIND say, see `place_omp`. Each process first gets its
     share of the node, as from a launcher: neighbouring cores, inside a NUMA node if possible. Its
     OpenMP threads stay inside that share, unless the CPUs are listed one by one. The servers of
     MLSL go to the listed CPUs, an equal number for each process in turn; there are as many
@@ -205,7 +278,10 @@ def explain(affinity: str, machine: Machine, **settings: Any) -> RecipeExplanati
     for name in settings:
         require_known(name, SETTINGS, "settings")
     there = {core.cpu for core in machine.cores}
-    kmp, listed = parse_kmp(affinity, there), ()
+    omp = {"OMP_PLACES", "OMP_PROC_BIND"} & {*settings}
+    must = "bind threads in one way, by KMP_AFFINITY or by OMP_PLACES and OMP_PROC_BIND"
+    require((affinity is None) == bool(omp), "affinity", must, affinity)
+    kmp, listed = parse_kmp(affinity or "none", there), ()
     if settings.get(SERVERS):
         entries = parse_cpu_lists(str(settings[SERVERS]), SERVERS, there)
         listed = tuple(cpu for cpus in entries for cpu in cpus)
@@ -222,7 +298,13 @@ def explain(affinity: str, machine: Machine, **settings: Any) -> RecipeExplanati
         require(threads <= 4096, "OMP_NUM_THREADS", "be at most 4096 for a node", threads)
         within = machine.cores if kmp.kind == "explicit" else cores  # also outside of the share
         own = listed[number * each : (number + 1) * each]
-        placed.append(ProcessPlacement(tuple(share), place_kmp(kmp, within, threads), own))
+        if omp:
+            places = parse_places(str(settings.get("OMP_PLACES", "cores")), cores, there)
+            policy = str(settings.get("OMP_PROC_BIND", "true"))
+            placement = place_omp(places, policy, threads, tuple(share))
+        else:
+            placement = place_kmp(kmp, within, threads)
+        placed.append(ProcessPlacement(tuple(share), placement, own))
     findings = [
         *_thread_findings(machine, placed),
         *_server_findings(machine, [process.communicates for process in placed]),

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlcourse import recipes_2019
-from dlcourse.recipes_2019 import KmpAffinity, parse_cpu_lists, parse_kmp
+from dlcourse.recipes_2019 import KmpAffinity, parse_cpu_lists, parse_kmp, parse_places
 from dlguide.machine import imagine, threads
 
 RUNTIME = json.loads((Path(__file__).parent / "intel_affinity.json").read_text())
@@ -105,11 +105,81 @@ def test_a_fault_is_named(text, must):
 @given(st.text(max_size=40))
 def test_any_text_is_read_or_refused_with_the_name_of_the_variable(text):
     said = []
-    try:
-        parse_kmp(text)
-    except ValueError as error:
-        said.append(str(error))
-    assert all(each.startswith("`KMP_AFFINITY") for each in said)
+    for read in (parse_kmp, lambda text: parse_places(text, MACHINES["2x4"].cores)):
+        try:
+            read(text)
+        except ValueError as error:
+            said.append(str(error))
+    assert all(each.startswith(("`KMP_AFFINITY", "`OMP_PLACES")) for each in said)
+
+
+# --- OpenMP's own variables: the examples of the standard ---------------------------------------
+
+
+def test_places_of_the_standard_are_read_alike():
+    four = ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11), (12, 13, 14, 15))
+    listed = "{0,1,2,3},{4,5,6,7},{8,9,10,11},{12,13,14,15}"
+    for text in (listed, "{0:4},{4:4},{8:4},{12:4}", "{0:4}:4:4", "{0:4}:4", "{12:4}:4:-4"):
+        came = parse_places(text, ())
+        assert (came[::-1] if text.endswith("-4") else came) == four
+    assert parse_places("{0:3:2}", ()) == ((0, 2, 4),)
+
+
+def test_places_by_name_are_those_of_the_machine():
+    cores = MACHINES["2x4ht even/odd"].cores
+    even_and_odd = (tuple(range(0, 16, 2)), tuple(range(1, 16, 2)))
+    assert parse_places("sockets", cores) == parse_places("numa_domains", cores) == even_and_odd
+    assert parse_places("cores(3)", cores) == ((0, 8), (2, 10), (4, 12))
+    assert len(parse_places("threads", cores)) == 16
+
+
+def test_policies_deal_threads_to_places():
+    eight = tuple((cpu,) for cpu in range(8))
+
+    def cpus(policy, count):
+        return [each[0] for each in recipes_2019.place_omp(eight, policy, count, range(8))]
+
+    assert cpus("close", 4) == cpus("true", 4) == [0, 1, 2, 3]
+    assert cpus("spread", 4) == [0, 2, 4, 6]
+    assert cpus("spread", 3) == [0, 3, 6]
+    assert cpus("master", 3) == cpus("primary,close", 3) == [0, 0, 0]
+    assert cpus("close", 10) == [0, 0, 1, 1, 2, 3, 4, 5, 6, 7]
+    assert recipes_2019.place_omp(eight, "false", 2, (0, 1)) == ((0, 1),) * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "must"),
+    [
+        ("corse", r"be one of .* got 'corse'\. Did you mean cores\?"),
+        ("cores(x)", r"have a count in brackets"),
+        ("cores(0)", r"have a count in brackets"),
+        ("{0,1},{x}", r"have CPUs such as .* got 'x'"),
+        ("{0:4}:-1", r"have places such as .* got '\{0:4\}:-1'"),
+        ("{0:4}:2:0", r"have a count of at least 1 and a stride that is not 0, got '\{0:4\}:2:0'"),
+        ("{0:4}:0", r"have a count of at least 1 and a stride that is not 0"),
+        ("{0:4:0}", r"have a count of at least 1 and a stride that is not 0, got '0:4:0'"),
+        ("{0:2}:3:2,5", r"have places such as .* got '5'"),
+        ("{2:2}:3:-2", r"stay at CPUs of at least 0"),
+        ("{6:4}", r"name CPUs of the machine, which has 0-7, got '\{6:4\}'"),
+        ("{0:4096}:4096", r"list at most 4096 CPUs"),
+    ],
+)
+def test_wrong_places_are_refused(text, must):
+    with pytest.raises(ValueError, match=f"`OMP_PLACES` must {must}"):
+        parse_places(text, MACHINES["2x4"].cores, range(8))
+
+
+def test_openmp_binds_in_place_of_kmp_affinity():
+    node = imagine(2, 4)
+    spread = {"OMP_PLACES": "sockets", "OMP_PROC_BIND": "spread", "OMP_NUM_THREADS": 2}
+    placed = recipes_2019.explain(None, node, **spread).processes[0].threads
+    assert placed == ((0, 1, 2, 3), (4, 5, 6, 7))
+    close = recipes_2019.explain(None, node, OMP_PROC_BIND="close", OMP_NUM_THREADS=2)
+    assert close.processes[0].threads == ((0,), (1,))
+    with pytest.raises(ValueError, match="`affinity` must bind threads in one way"):
+        recipes_2019.explain("compact", node, OMP_PLACES="cores")
+    with pytest.raises(ValueError, match="`OMP_PROC_BIND` must be one of"):
+        recipes_2019.explain(None, node, OMP_PROC_BIND="near")
 
 
 # --- the whole recipe --------------------------------------------------------------------------

@@ -100,7 +100,8 @@ def _offsets_of_values(environment: Any, path: Path) -> list[int]:
     """Return where in its file LMDB keeps each value: its address less that of the map."""
     name = os.path.realpath(path).replace("\n", "\\012")
     with open("/proc/self/maps", errors="surrogateescape") as maps:
-        (start,) = (line.split("-")[0] for line in maps if line.rstrip("\n").endswith(name))
+        lines = [line.rstrip("\n").split(maxsplit=5) for line in maps]
+    (start,) = (line[0].split("-")[0] for line in lines if line[5:] == [name])
     with environment.begin(buffers=True) as transaction:
         values = transaction.cursor().iternext(keys=False)
         return [np.frombuffer(each, np.uint8).ctypes.data - int(start, 16) for each in values]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +24,7 @@ from dlguide.data.formats.dataset import (
     read_exactly,
 )
 from dlguide.data.formats.sample import Sample, encode
-from dlguide.data.formats.writer import DatasetWriter, hash_file
+from dlguide.data.formats.writer import DatasetWriter
 from dlguide.errors import require_known
 
 # Files kept open at once; more would meet the limit of a process on data sets of many shards.
@@ -92,24 +94,29 @@ class RecordIO:
         return None if nbytes == _ENDS else nbytes
 
 
+# The next step for a damaged file of records that belongs to no data set of `formats`.
+AGAIN = "Get the file again from its source, or repeat the conversion."
 FRAMINGS: dict[str, TFRecord | RecordIO] = {"tfrecord": TFRecord(), "recordio": RecordIO()}
 
 
 def declared_nbytes(
     framing: TFRecord | RecordIO, head: bytes, left: int, path: Path, number: int, at: int
 ) -> int | None:
-    """Read a header, with `left` bytes from it to the file's end; None for the end mark."""
+    """Read a header, with `left` bytes from it to the file's end; None for the end mark.
+
+    The file is one that no manifest vouches for.
+    """
     what = f"the file ends within a record's header ({left} bytes left)"
     if left >= framing.before_nbytes:
         try:
             nbytes = framing.declared(head)
         except ValueError as error:
-            raise DamageError(Damage(str(path), str(error), number, at)) from error
+            raise DamageError(Damage(str(path), str(error), number, at), AGAIN) from error
         left -= framing.before_nbytes + framing.after_nbytes
         if nbytes is None or nbytes <= left:
             return nbytes
         what = f"it declares {nbytes} bytes where {max(left, 0)} are left in the file"
-    raise DamageError(Damage(str(path), what, number, at))
+    raise DamageError(Damage(str(path), what, number, at), AGAIN)
 
 
 def read_records(
@@ -138,7 +145,8 @@ def read_records(
         at = len(framing.beginning)
         try:
             if file.read(at) != framing.beginning:
-                raise DamageError(Damage(str(path), f"does not begin with {framing.beginning!r}"))
+                what = f"does not begin with {framing.beginning!r}"
+                raise DamageError(Damage(str(path), what), AGAIN)
             while at < size:
                 head = file.read(framing.before_nbytes)
                 nbytes = declared_nbytes(framing, head, size - at, path, number, at)
@@ -146,13 +154,13 @@ def read_records(
                     expected = framing.ending(offsets)
                     if size - at != len(expected) or head + file.read() != expected:
                         what = "the index after the last record is wrong"
-                        raise DamageError(Damage(str(path), what, None, at))
+                        raise DamageError(Damage(str(path), what, None, at), AGAIN)
                     return
                 record, after = file.read(nbytes), file.read(framing.after_nbytes)
                 crc = crc32c(record)
                 if (head, after) != framing.frame(nbytes, crc) or len(record) != nbytes:
                     what = f"its bytes do not fit their checksum (they have crc32c {crc:08x})"
-                    raise DamageError(Damage(str(path), what, number, at))
+                    raise DamageError(Damage(str(path), what, number, at), AGAIN)
                 yield record
                 if framing.has_end:
                     offsets.append(at + framing.before_nbytes)
@@ -160,10 +168,10 @@ def read_records(
                 at += framing.before_nbytes + nbytes + framing.after_nbytes
         except OSError as error:
             what = f"cannot be read: {error.strerror}"
-            raise DamageError(Damage(str(path), what, number, at)) from error
+            raise DamageError(Damage(str(path), what, number, at), AGAIN) from error
     if framing.has_end:
         what = f"the file was cut here: {number - first} whole records, then no end mark"
-        raise DamageError(Damage(str(path), what, number, at))
+        raise DamageError(Damage(str(path), what, number, at), AGAIN)
 
 
 def _masked(crc: int) -> bytes:
@@ -179,12 +187,18 @@ class FramedWriter(DatasetWriter):
     def __init__(self, path: Path, shard_samples: int | None, kind: str) -> None:
         self.kind, self._framing = kind, FRAMINGS[kind]
         self._counts: list[int] = []  # records of each file
+        self._digests: list[Any] = []  # of each file, as it is written
         super().__init__(path, shard_samples)
 
     def begin(self) -> None:
         self._file = open(self.folder / f"shard-{len(self._counts)}", "xb", BLOCK)  # noqa: SIM115
-        self._file.write(self._framing.beginning)
         self._counts.append(0)
+        self._digests.append(hashlib.sha256())
+        self._write(self._framing.beginning)
+
+    def _write(self, part: bytes) -> None:
+        self._file.write(part)
+        self._digests[-1].update(part)
 
     def put(self, sample: Sample) -> tuple[int, int, int, int]:
         if self._counts[-1] == self.shard_samples:
@@ -194,7 +208,7 @@ class FramedWriter(DatasetWriter):
         before, after = self._framing.frame(len(payload), crc)
         offset = self._file.tell() + len(before)
         for part in (before, payload, after):
-            self._file.write(part)
+            self._write(part)
         self._counts[-1] += 1
         return len(self._counts) - 1, offset, len(payload), crc
 
@@ -206,10 +220,11 @@ class FramedWriter(DatasetWriter):
     def finish(self) -> list[ManifestFile]:
         self._end_file()
         files = []
-        for number, count in enumerate(self._counts):
+        for number, (count, digest) in enumerate(zip(self._counts, self._digests, strict=True)):
             name = f"{self.path.name[:200]}-{number:05d}-of-{len(self._counts):05d}"
             os.rename(self.folder / f"shard-{number}", self.folder / name)
-            files.append(hash_file(self.folder / name, "data", count))
+            nbytes = (self.folder / name).stat().st_size
+            files.append(ManifestFile(name, "data", nbytes, digest.hexdigest(), count))
         return files
 
     def close(self) -> None:
@@ -220,7 +235,9 @@ class FramedWriter(DatasetWriter):
         offsets = np.zeros(0, np.uint64)
         if self._framing.has_end and self._counts[-1]:
             offsets = self.rows()["offset"][-self._counts[-1] :]
-        self._file.write(self._framing.ending(offsets))
+        self._write(self._framing.ending(offsets))
+        self._file.flush()
+        os.fsync(self._file.fileno())
         self._file.close()
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image
 
 from dlguide.data.formats.dataset import Damage, DamageError, crc32c
-from dlguide.data.formats.records import FRAMINGS, declared_nbytes
+from dlguide.data.formats.records import AGAIN, FRAMINGS, declared_nbytes
 from dlguide.data.formats.sample import MalformedError, Sample, features
 from dlguide.data.readers.image_files import DAMAGE, decode_image
 from dlguide.data.readers.imagenet import ORIGIN
@@ -41,7 +41,6 @@ _BEFORE, _AFTER = _FRAMING.before_nbytes, _FRAMING.after_nbytes
 _ROW = np.dtype([("file", "<u4"), ("offset", "<u8"), ("nbytes", "<u8"), ("check", "<u4")])
 _SYNSET = re.compile(r"n\d{8}")
 _VALIDATION = re.compile(r"ILSVRC2012_val_\d{8}\.JPEG")
-_AGAIN = "Get the file again from its source, or repeat the conversion."
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +115,7 @@ class Shards(Sequence):
             raise self.damaged(number, "its bytes do not fit their checksum")
         return contents
 
-    def damaged(self, number: int, what: str, then: str = _AGAIN) -> DamageError:
+    def damaged(self, number: int, what: str, then: str = AGAIN) -> DamageError:
         """Make the error for a record that is wrong."""
         file, offset, *_ = self.table[number].tolist()
         return DamageError(Damage(str(self.paths[file]), what, number, offset), then)
@@ -171,7 +170,7 @@ def read(folder: str | os.PathLike, split: str = "train", even: bool = True) -> 
     most = max(map(len, tables))
     for path, table in zip(paths, tables, strict=True):
         if not len(table):
-            raise DamageError(Damage(str(path), "holds no record"), _AGAIN)
+            raise DamageError(Damage(str(path), "holds no record"), AGAIN)
         if even and path != paths[-1] and len(table) < most - 1:
             what = f"holds {len(table)} records where others hold {most}: it may have been cut"
             then = "Get it again, or use `even=False` if the pictures were shared unevenly."
@@ -215,7 +214,7 @@ def _rows(path: Path, number: int) -> Iterator[tuple[int, int, int]]:
     Every length is compared with its checksum and with what is left of the file.
     """
     if not path.is_file():
-        raise DamageError(Damage(str(path), "is not an ordinary file"), _AGAIN)
+        raise DamageError(Damage(str(path), "is not an ordinary file"), AGAIN)
     try:
         with path.open("rb") as file:
             size, at = os.fstat(file.fileno()).st_size, 0
@@ -230,7 +229,7 @@ def _rows(path: Path, number: int) -> Iterator[tuple[int, int, int]]:
                 head = following[_AFTER:]
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
-        raise DamageError(Damage(str(path), what), _AGAIN) from error
+        raise DamageError(Damage(str(path), what), AGAIN) from error
 
 
 def _require_once(found: Shards) -> None:
