@@ -168,8 +168,9 @@ def test_the_sizes_of_every_layer_are_drawn():
 
 
 def test_a_layer_with_hardly_any_gradient_has_no_point():
-    (line,) = pictures.sizes_by_layer({"gradient": {"plain": [1e-20, 0.5, 1.0]}}).axes[0].lines
-    assert line.get_xdata().tolist() == [2, 3]
+    (axes,) = pictures.sizes_by_layer({"gradient": {"plain": [1e-20, 0.5, 1.0]}}).axes
+    assert axes.lines[0].get_xdata().tolist() == [2, 3]
+    assert [text.get_text() for text in axes.texts] == ["plain (to 1e-20)"]
 
 
 def test_shares_of_layers_add_up_and_a_layer_without_has_none():

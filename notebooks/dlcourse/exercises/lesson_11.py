@@ -184,7 +184,7 @@ EXERCISES = {
         strip,
         ranks=(2, 3),
         cases=lambda p: [
-            [(RANDOM.normal(size=(len(k) // 2 + 1 + 2 * r % 3, 6)), k) for r in range(p)]
+            [(RANDOM.normal(size=(len(k) // 2 + (r + 2) % 3, 6)), k) for r in range(p)]
             for k in KERNELS
         ],
         call=call_strip,

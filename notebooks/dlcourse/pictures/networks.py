@@ -176,7 +176,8 @@ def sizes_by_layer(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figur
                 first = int(np.argmax(seen))
                 place = (layers[first] - 1.5, numbers[first])
                 words = {"color": look["color"], "ha": "right", "va": "center", "fontsize": 9}
-                axes.text(*place, label, **words)
+                end = f" (to {numbers[0]:.0e})" if first else ""  # where the hidden line ends
+                axes.text(*place, label + end, **words)
         left = -0.62 * last if axes is grid[-1] else 0
         axes.set(yscale="log", ylim=(_LOWEST, 3 * highest), xlim=(left, last + 1))
         axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= last])
