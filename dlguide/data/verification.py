@@ -96,9 +96,9 @@ def _sums(folder: Path, report: Progress) -> VerificationReport:
         return VerificationReport(str(folder), SUMS, 0, 0, (error.damage,))
     damages, nbytes = _digests(folder, [file for file in listed if file.sha256], report)
     others = [file.name for file in listed if not file.sha256]
-    unchecked = [
-        f"{len(others)} files that {SUMS} does not list, such as {each!r}" for each in others[:1]
-    ]
+    unchecked = []
+    if others:
+        unchecked = [f"{len(others)} files that {SUMS} does not list, such as {others[0]!r}"]
     return VerificationReport(
         str(folder), SUMS, len(sums), nbytes, damages, tuple(unchecked), "files"
     )

@@ -427,7 +427,8 @@ def _serve(
                 staleness.append(updates - version)
             update(part, mean)
             updates += 1
-        for receiver in [worker] * (step == _JOINS) + pending.ready_answers():
+        joined = [worker] if step == _JOINS else []
+        for receiver in joined + pending.ready_answers():
             head = np.array([updates])
             comm.Send(head, receiver, _HEAD)
             comm.Send(part, receiver, _WEIGHTS)

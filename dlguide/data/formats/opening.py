@@ -172,10 +172,9 @@ def verify(path: str | os.PathLike, progress: Progress | None = None) -> Verific
     listed = {file.name for file in manifest.files} | {NAME}
     there = {entry.name for entry in os.scandir(folder) if not entry.is_dir(follow_symlinks=False)}
     others = sorted(there - listed)
-    unchecked = [
-        f"{len(others)} files that the manifest does not list, such as {each!r}"
-        for each in others[:1]
-    ]
+    unchecked = []
+    if others:
+        unchecked = [f"{len(others)} files that the manifest does not list, such as {others[0]!r}"]
     return VerificationReport(
         str(path), manifest.kind, manifest.count, nbytes, tuple(damages[:MOST]), tuple(unchecked)
     )

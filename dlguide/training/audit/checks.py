@@ -134,17 +134,17 @@ def rate(everyone: Ranks) -> Iterator[Finding]:
     meant = scaled(base, ranks, 1, rule)
     if _close(value, meant):
         return
-    wrong = {
-        base: "the learning rate is not scaled with the ranks.",
-        meant * meant / base: "the learning rate is scaled twice.",
-    }
-    if rule == "sqrt":
-        wrong[base * ranks] = (
+    if rule == "sqrt" and _close(value, base * ranks):
+        what = (
             f"the rate of {one.optimizer} is multiplied by the number of ranks, which is the rule "
             "of SGD."
         )
-    what = "the learning rate is not the one that its rule gives."
-    what = next((text for rate, text in reversed(wrong.items()) if _close(value, rate)), what)
+    elif _close(value, meant * meant / base):
+        what = "the learning rate is scaled twice."
+    elif _close(value, base):
+        what = "the learning rate is not scaled with the ranks."
+    else:
+        what = "the learning rate is not the one that its rule gives."
     yield Finding(
         "learning rate",
         _all(everyone),
