@@ -3,14 +3,14 @@
     python benchmarks/less_communication.py --choose
     python benchmarks/less_communication.py [--keep]
 
-Momentum and learning rate are chosen for each scheme out of `SETTINGS` by two seeds (`--choose`,
-the rows "choice"; accuracies of the test images) and noted in `BEST`. They are then used with four
+Momentum and learning rate are chosen for each scheme out of `SETTINGS` by two seeds (`--choose`
+writes `data/measured/less_communication_choice.csv`, accuracies of the test images) and noted in
+`BEST`. They are then used with four
 other seeds, so that no scheme is compared at the setting of another. Controls: one rank alone,
 which never exchanges anything, and gradient accumulation, one exchange for every 16 batches. Then
 the mean of the weights after 4 to 160 steps, where all ranks draw from all samples and where each
-has its own classes, with a rate for each. Both commands write their rows of
-`data/measured/less_communication.csv` and leave the others; with `--keep` the rows that are in it
-with the same setting and seed are not trained again.
+has its own classes, with a rate for each. Writes `data/measured/less_communication.csv`, row by
+row; with `--keep` the rows that are in it with the same setting and seed are not trained again.
 """
 
 from __future__ import annotations
@@ -134,11 +134,12 @@ def main() -> None:
     options.add_argument("--choose", action="store_true", help="train with all settings")
     options.add_argument("--keep", action="store_true", help="keep the table's equal rows")
     chosen = options.parse_args()
-    old = measured.load("less_communication").rows
-    others = [row for row in old if (row["part"] == "choice") != chosen.choose]
+    name = "less_communication_choice" if chosen.choose else "less_communication"
+    kept, table = measured.load(name).rows if chosen.keep else [], []
     with Cluster(ranks=2, magics=False) as cluster:
-        table = list(rows(cluster, chosen.choose, old if chosen.keep else []))
-    print(measured.write("less_communication", table + others, SEEDS))
+        for row in rows(cluster, chosen.choose, kept):
+            table.append(row)
+            measured.write(name, table, CHOOSING if chosen.choose else SEEDS)
 
 
 if __name__ == "__main__":
