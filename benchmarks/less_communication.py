@@ -4,8 +4,7 @@
     python benchmarks/less_communication.py [--keep]
 
 Momentum and learning rate are chosen for each scheme out of `SETTINGS` by two seeds (`--choose`
-writes `data/measured/less_communication_choice.csv`, accuracies of the test images) and noted in
-`BEST`. They are then used with four
+prints all accuracies, those of the test images) and noted in `BEST`. They are then used with four
 other seeds, so that no scheme is compared at the setting of another. Controls: one rank alone,
 which never exchanges anything, and gradient accumulation, one exchange for every 16 batches. Then
 the mean of the weights after 4 to 160 steps, where all ranks draw from all samples and where each
@@ -131,15 +130,15 @@ def rows(cluster: Cluster, choose: bool, kept: list[dict]) -> Iterator[dict]:
 def main() -> None:
     """Train, and write the table."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--choose", action="store_true", help="train with all settings")
+    options.add_argument("--choose", action="store_true", help="train with all settings, no table")
     options.add_argument("--keep", action="store_true", help="keep the table's equal rows")
     chosen = options.parse_args()
-    name = "less_communication_choice" if chosen.choose else "less_communication"
-    kept, table = measured.load(name).rows if chosen.keep else [], []
+    kept, table = measured.load("less_communication").rows if chosen.keep else [], []
     with Cluster(ranks=2, magics=False) as cluster:
         for row in rows(cluster, chosen.choose, kept):
             table.append(row)
-            measured.write(name, table, CHOOSING if chosen.choose else SEEDS)
+            if not chosen.choose:
+                measured.write("less_communication", table, SEEDS)
 
 
 if __name__ == "__main__":

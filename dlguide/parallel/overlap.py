@@ -1,7 +1,8 @@
 """Overlap of gradient exchange and computing: predicted, and run layer by layer on real ranks.
 
     at the end    step = B + F + message of all bytes
-    overlapped    step >= max(B + F, first gradient ready + all messages)
+    overlapped    step >= max(B, first gradient ready + all messages) + F
+    priority      step >= max(B + F, first gradient ready + all messages)
 
 B and F are the times of the backward and the next forward pass. A step lasts here from the start
 of the backward pass to the end of the forward pass that follows, because that is what waits.
@@ -68,7 +69,7 @@ class OverlapStep:
         overlap = 1 - exposed / exchange
 
     the share of the exchange that is hidden behind computing. It is not clipped: a measured
-    overlap below 0 means that computing and exchange disturbed each other, or that ranks waited.
+    overlap below 0 (longer together than one after the other) is disturbance, waiting or chance.
     """
 
     name: str

@@ -68,7 +68,7 @@ class OverlapTiming:
 
     @property
     def _exposed(self) -> np.ndarray:
-        # the times of one repeat were measured after each other, so they share disturbances
+        # the times of one repeat were measured close to each other, so they share disturbances
         return np.subtract(self.together.seconds, self.compute.seconds)
 
     def __str__(self) -> str:
@@ -110,10 +110,11 @@ def measure(
         known = _calls(own, thread, send, receive, computing)
         calls = {name: known[name] for name in ("allreduce", "compute", *ways)}
         seconds: dict[str, list[float]] = {name: [] for name in calls}
+        order = np.random.default_rng(0)  # the same on all ranks, another one in each repeat
         for _ in range(repeats + 1):
-            for name, call in calls.items():
+            for name in order.permutation([*calls]).tolist():
                 receive.fill(0)
-                seconds[name] += timing(call, repeats=1, warmup=0, communicator=own).seconds
+                seconds[name] += timing(calls[name], repeats=1, warmup=0, communicator=own).seconds
                 if name != "compute" and not (receive == right).all():
                     raise RuntimeError("The allreduce gave a wrong sum, so its time means nothing.")
     own.Free()

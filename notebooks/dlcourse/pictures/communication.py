@@ -311,12 +311,12 @@ def error_feedback(
     drawn, panels = figure(1, len(given), 3.3 * len(given), 2.8, f"Sums over steps. {words}")
     for axes, (all_given, all_sent) in shapes.titled(panels, sums):
         steps = np.arange(len(all_given))
-        look = {"step": "post", "color": "#dddddd", "label": "kept (the error)"}
+        look = {"step": "mid", "color": "#dddddd", "label": "kept (the error)"}
         axes.fill_between(steps, all_sent, all_given, **look)
-        axes.step(steps, all_given, where="post", color=BLUE, label="given so far")
-        axes.step(steps, all_sent, "--", where="post", color=ORANGE, label="sent so far")
+        axes.step(steps, all_given, where="mid", color=BLUE, label="given so far")
+        axes.step(steps, all_sent, "--", where="mid", color=ORANGE, label="sent so far")
         axes.set_xlabel("step")
-    panels[0].set_ylabel("sum of this number")
+    panels[0].set_ylabel("sum of this weight's gradient")
     panels[0].legend(**PLAIN)
     return drawn
 
