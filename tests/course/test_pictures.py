@@ -206,14 +206,18 @@ def three_ranks():
     return [trial(0, (0, 1, 2, 2)), trial(1, (2, 3), (2.5, 1.5)), trial(2, (2,))]
 
 
-def test_each_rank_has_its_loss_and_the_reference_lies_behind():
-    reference = [trial(0, (), (3.0, 2.0, 1.0))]
+def test_each_rank_has_its_loss_and_the_sound_runs_have_theirs():
+    reference = [trial(0, (), (3.0, 2.0, 1.0)), trial(0, (), (4.0, 2.0)), trial(0, (), (5.0, 2.0))]
     lines = pictures.symptoms(three_ranks(), reference).axes[0].lines
-    assert [line.get_label() for line in lines] == ["reference", "rank 0", "rank 1", "rank 2"]
+    assert [line.get_label() for line in lines] == [
+        *("sound, same start", "sound, other starts", "_"),
+        *("rank 0", "rank 1", "rank 2"),
+    ]
     assert list(lines[0].get_ydata()) == [3.0, 2.0, 1.0]
-    assert list(lines[2].get_ydata()) == [2.5, 1.5]
-    assert list(lines[2].get_xdata()) == [1, 2]
-    looks = [(line.get_color(), line.get_linestyle()) for line in lines[1:]]
+    assert lines[0].get_color() != lines[1].get_color() == lines[2].get_color()
+    assert list(lines[4].get_ydata()) == [2.5, 1.5]
+    assert list(lines[4].get_xdata()) == [1, 2]
+    looks = [(line.get_color(), line.get_linestyle()) for line in lines[3:]]
     assert len(set(looks)) == 3
 
 

@@ -333,8 +333,7 @@ def last_batch(everyone: Ranks) -> Iterator[Finding]:
                 f"epoch {epoch}: {last} samples over all ranks in the last step, {full} in "
                 f"the others: the step is {full / max(last, 1):.3g} times too large for the "
                 "linear rule.",
-                "leave the rest out and shuffle anew each epoch, or scale that step's "
-                "gradient by its samples.",
+                "leave the rest out and shuffle anew each epoch.",
                 doubtful=True,
             )
             return

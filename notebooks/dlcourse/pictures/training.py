@@ -322,7 +322,8 @@ def symptoms(trials: Sequence[Any], reference: Sequence[Any] = ()) -> Figure:
     """Draw what each rank showed: its loss, the distance of the weights, who took which sample.
 
     Args:
-        reference: sound runs, whose losses are drawn in grey.
+        reference: sound runs; the loss of the first, from the same initial weights, is drawn in
+            black, those of the others in grey.
     """
     counts = ranks_per_sample(trials)
     found = np.bincount(np.minimum(counts, 2), minlength=3)
@@ -334,10 +335,11 @@ def symptoms(trials: Sequence[Any], reference: Sequence[Any] = ()) -> Figure:
         f"epoch by who took them: {', '.join(f'{name} {count}' for name, count in kinds.items())}."
     )
     drawn, (loss, distance, samples) = figure(columns=3, width=11, height=2.9, alt=alt)
+    same = {"color": "black", "linewidth": 0.9, "label": "sound, same start", "zorder": 4}
+    other = {"color": GREY, "linewidth": 3, "alpha": 0.4}
     for number, one in enumerate(reference):
-        look = {"color": GREY, "linewidth": 3, "alpha": 0.4}
-        label = "_" if number else "reference"
-        loss.plot(range(1, len(one.loss) + 1), one.loss, label=label, **look)
+        look = other | {"label": "_" if number > 1 else "sound, other starts"} if number else same
+        loss.plot(range(1, len(one.loss) + 1), one.loss, **look)
     for trial in trials:
         colour, line = _LINES[trial.rank % len(_LINES)]
         steps = range(1, len(trial.loss) + 1)
