@@ -82,6 +82,24 @@ def test_grids_equal_the_whole_net_with_the_global_batch(tmp_path, ranks, layout
             assert sizes == [ranks // model, model]
 
 
+def many_grids(grids):
+    from mpi4py import MPI
+
+    from dlguide.parallel.mesh import copies_mesh
+
+    comm = MPI.COMM_WORLD
+    for _ in range(grids):  # MPICH can make 2046 communicators
+        for copies in (1, comm.size):
+            mesh = copies_mesh(comm, copies)
+            sizes = [mesh.along("data").size, mesh.along("model").size]
+            assert sizes == [copies, comm.size // copies]
+    return comm.allreduce(1)
+
+
+def test_grids_of_one_row_or_column_make_no_communicators(tmp_path):
+    assert on_ranks(2, many_grids, tmp_path, grids=1500) == [2, 2]
+
+
 def what_grids_refuse():
     from mpi4py import MPI
 

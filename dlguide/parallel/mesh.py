@@ -59,12 +59,22 @@ class RankMesh:
         self._along: dict[frozenset[str], Comm] = {}
 
     def along(self, *names: str) -> Comm:
-        """Return the ranks that differ from this one in these dimensions only; all must call."""
+        """Return the ranks that differ from this one in these dimensions only; all must call.
+
+        All ranks are `comm` itself, one rank is MPI's COMM_SELF, other groups are made once.
+        """
         key = frozenset(names)
+        ranks = prod(size for name, size in self.mesh.items() if name in key)
+        if ranks == self.comm.size:
+            return self.comm
+        if ranks == 1:
+            from mpi4py import MPI
+
+            return MPI.COMM_SELF
         if key not in self._along:
             others = [at for name, at in self.coordinates.items() if name not in key]
             sizes = [size for name, size in self.mesh.items() if name not in key]
-            color = int(np.ravel_multi_index(others, sizes)) if others else 0
+            color = int(np.ravel_multi_index(others, sizes))
             self._along[key] = self.comm.Split(color, self.comm.rank)
         return self._along[key]
 

@@ -76,6 +76,7 @@ class PipelineParallel:
         recompute: keep only the inputs of stages and recompute the rest in the backward pass.
         uneven: allow microbatches of different sizes, where the batch does not divide.
         copies: pipelines side by side (count); the ranks of a copy are neighbours.
+            Several copies of several ranks make communicators, which `mesh.free()` frees.
 
     Raises:
         ValueError: on all ranks alike, when the net cannot be cut there, an argument is unknown

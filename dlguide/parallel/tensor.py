@@ -108,6 +108,7 @@ class TensorParallelModel:
         rate: learning rate of SGD.
         momentum: of SGD.
         copies: nets side by side (count); the ranks of a copy are neighbours.
+            Several copies of several ranks make communicators, which `mesh.free()` frees.
 
     Raises:
         ValueError: on all ranks alike, when a layer cannot be cut.
