@@ -272,8 +272,8 @@ def allreduce_ring_segmented(
 def allreduce_recursive_doubling(array: np.ndarray, comm: Comm, op: str = "sum") -> np.ndarray:
     """Exchange whole arrays with the partner at distance 1, 2, 4, ... and add.
 
-    log2 p messages of n bytes for a power of two, else two more than for the power below: the
-    fewest messages, so the best for small arrays. Ranks above the largest power of two send their
+    log2 p steps of n bytes for a power of two, else two more than for the power below: the
+    fewest steps, so the best for small arrays. Ranks above the largest power of two send their
     array to a neighbour first and get the result last.
 
     Returns:

@@ -12,13 +12,14 @@ from dlcourse.pictures.communication import Message, contributions, steps
 pytestmark = pytest.mark.ranks
 
 NAMES = ("tree", "ring", "recursive_doubling", "halving_doubling", "hierarchical")
+DRAWN = (*NAMES, "hierarchical_parts")
 
 
 def words(figure):
     return figure._repr_html_().split('alt="')[1].split('"')[0]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DRAWN)
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])
 def test_everyone_has_everything_once_in_the_end(name, ranks):
     everyone = frozenset(range(ranks))
@@ -56,6 +57,14 @@ def test_only_leaders_speak_between_nodes():
     ]
     assert between
     assert {m.source for m in between} | {m.target for m in between} == {0, 4}
+
+
+def test_a_hierarchy_of_parts_sends_a_rings_bytes_few_of_them_between_nodes():
+    messages = [m for step in steps("hierarchical_parts", 8, 4) for m in step]
+    between = [m for m in messages if m.source // 4 != m.target // 4]
+    for rank in range(8):
+        assert sum(len(m.parts) for m in messages if m.source == rank) == 2 * 7
+        assert sum(len(m.parts) for m in between if m.source == rank) == 2
 
 
 def sent_messages(names):

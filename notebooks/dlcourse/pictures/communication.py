@@ -41,16 +41,18 @@ def steps(name: str, ranks: int = 4, ranks_per_node: int = 2) -> tuple[Step, ...
     """List the messages of an allreduce, step by step."""
     ways = {
         "tree": partial(_tree, range(ranks), ranks),
-        "ring": partial(_ring, range(ranks), ranks),
+        "ring": partial(_ring, range(ranks), range(ranks)),
         "recursive_doubling": partial(_doubling, ranks),
         "halving_doubling": partial(_halving, ranks),
         "hierarchical": partial(_hierarchical, ranks, ranks_per_node),
+        "hierarchical_parts": partial(_hierarchical_parts, ranks, ranks_per_node),
     }
     require_known(name, ways, "name")
     require_count(ranks, "ranks")
     power = ranks & (ranks - 1) == 0 or not name.endswith("_doubling")
     require(power, "ranks", "be a power of two for this picture", ranks)
-    whole = name != "hierarchical" or ranks % require_count(ranks_per_node, "ranks_per_node") == 0
+    flat = not name.startswith("hierarchical")
+    whole = flat or ranks % require_count(ranks_per_node, "ranks_per_node") == 0
     require(whole, "ranks", f"fill whole nodes of {ranks_per_node}", ranks)
     return tuple(ways[name]())
 
@@ -113,15 +115,15 @@ def _tree(members: Sequence[int], ranks: int) -> list[Step]:
     return up + _back(up)
 
 
-def _ring(members: Sequence[int], ranks: int) -> list[Step]:
+def _ring(members: Sequence[int], parts: Sequence[int]) -> list[Step]:
     size, found = len(members), []
-    bounds = [place * ranks // size for place in range(size + 1)]
+    bounds = [place * len(parts) // size for place in range(size + 1)]
     for adds in (True, False):
         for step in range(size - 1):
             messages = []
             for place, member in enumerate(members):
                 part = (place - step - adds) % size
-                carried = tuple(range(bounds[part], bounds[part + 1]))
+                carried = tuple(parts[bounds[part] : bounds[part + 1]])
                 messages.append(Message(member, members[(place + 1) % size], carried, adds))
             found.append(tuple(messages))
     return found
@@ -152,9 +154,31 @@ def _halving(ranks: int) -> list[Step]:
 
 def _hierarchical(ranks: int, ranks_per_node: int) -> list[Step]:
     nodes = [range(start, start + ranks_per_node) for start in range(0, ranks, ranks_per_node)]
-    inside = [sum(step, ()) for step in zip(*(_tree(node, ranks) for node in nodes), strict=True)]
+    inside = _together([_tree(node, ranks) for node in nodes])
     half = len(inside) // 2
-    return [*inside[:half], *_ring([node[0] for node in nodes], ranks), *inside[half:]]
+    return [*inside[:half], *_ring([node[0] for node in nodes], range(ranks)), *inside[half:]]
+
+
+def _hierarchical_parts(ranks: int, ranks_per_node: int) -> list[Step]:
+    nodes = [range(start, start + ranks_per_node) for start in range(0, ranks, ranks_per_node)]
+    everything = range(ranks)
+    inside = _together([_ring(node, everything) for node in nodes])
+    # after the reduce-scatter inside, the ranks at one place of each node hold the same share
+    shares = zip(*nodes, strict=True)
+    size, half = len(nodes), len(inside) // 2
+    between = _together([
+        _ring(members, everything[place * size : (place + 1) * size])
+        for place, members in enumerate(shares)
+    ])  # fmt: skip
+    return [*inside[:half], *between, *inside[half:]]
+
+
+def _together(ways: Sequence[Sequence[Step]]) -> list[Step]:
+    """The steps of separate groups of ranks, at the same time."""
+    return [sum(step, ()) for step in zip(*ways, strict=True)]
+
+
+...
 
 
 def _steps_panel(axes: Axes, schedule: Sequence[Step], ranks: int, follow: int | None) -> None:
