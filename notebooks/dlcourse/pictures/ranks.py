@@ -313,10 +313,11 @@ def pipeline(
             look = {"edgecolor": "white", "linewidth": 0.8}
             area(axes, start, cell.stage - 0.4, width, 0.8, _PIPELINE_COLOURS[cell.kind], **look)
             if cell.kind == "backward":
-                bar = min(width, 0.004 * end)
-                area(axes, start, cell.stage - 0.4, bar, 0.8, "black", edgecolor="black")
-            if width > 0.018 * end:
-                middle(axes, str(cell.microbatch), start + width / 2, cell.stage)
+                bar = min(width, 0.003 * end)
+                area(axes, start, cell.stage - 0.4, bar, 0.8, "black", linewidth=0)
+            number, wide = str(cell.microbatch), width > 0.018 * end
+            if width > 0.007 * end * len(number):
+                middle(axes, number, start + width / 2, cell.stage, 8 if wide else 6)
         rows = 1 + max(cell.stage for cell in cells)
         shapes.named_rows(axes, [f"stage {stage}" for stage in range(rows)], 0.55)
         axes.set_xlim(0, end)
