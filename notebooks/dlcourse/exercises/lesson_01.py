@@ -52,12 +52,12 @@ def take(comm, tasks, work):
     return done
 
 
-def call_take(answer, comm, tasks):
-    """What `take` returns, on ranks of which rank 0 is slow."""
-    worked, nap_s = [], 0.002 if comm.rank else 0.2
+def call_take(answer, comm, tasks, slow):
+    """What `take` returns, and whether this is the slow rank."""
+    worked, nap_s = [], 0.2 if comm.rank == slow else 0.002
     taken = answer(comm, tasks, lambda task: worked.append(task) or time.sleep(nap_s))
     assert taken is ... or [*taken] == worked, "return the numbers that `work` was called with"
-    return taken
+    return taken if taken is ... else ([*taken], comm.rank == slow)
 
 
 def moved(by):
@@ -120,11 +120,23 @@ def _share_on_rank(answer):
     return share
 
 
-def drawn(tasks, slow=0):
-    """Rank 0 did the first `slow` of tasks(their number), the last rank all others."""
-    return lambda inputs: [
-        *(tasks(inputs[0][0])[:slow], *[()] * (len(inputs) - 2), tasks(inputs[0][0])[slow:])
-    ]
+def drawn(tasks, most=0):
+    """The slow rank did the first `most` of tasks(their number), the next rank all others."""
+
+    def results(inputs):
+        (number, slow), ranks = inputs[0], len(inputs)
+        parts = {slow: [*tasks(number)][:most], (slow + 1) % ranks: [*tasks(number)][most:]}
+        return [(parts.get(rank, []), rank == slow) for rank in range(ranks)]
+
+    return results
+
+
+def of_the_slow(results):
+    """All tasks in order, and whether the slow rank did fewer than an equal share."""
+    return (
+        sorted(task for taken, _ in results for task in taken),
+        all(len(taken) < TASKS for taken, slow in results if slow),
+    )
 
 
 EXERCISES = {
@@ -205,9 +217,9 @@ EXERCISES = {
     "01-5": Exercise(
         take,
         ranks=(4,),
-        cases=lambda p: [[(TASKS * p,)] * p],
+        cases=lambda p: [[(TASKS * p, slow)] * p for slow in range(p)],
         call=call_take,
-        view=lambda taken: (sorted(n for each in taken for n in each), len(taken[0]) < TASKS),
+        view=of_the_slow,  # one rank has an equal share or more in any fixed split
         serial=drawn(range),
         hint="Every ticket once: read and increment the counter in one operation, `Fetch_and_op`.",
         mistakes={
@@ -215,9 +227,11 @@ EXERCISES = {
                 drawn(lambda n: range(n + n // TASKS))
             ),
             "Some were never done: draw until it is too large.": drawn(lambda n: range(n // TASKS)),
-            "The slow rank 0 should do the fewest. `Lock_all` once, then `Fetch_and_op` and "
-            "`Flush`: a `Lock` for each ticket waits for rank 0.": drawn(range, TASKS),
+            "The slow rank should do the fewest: draw each task after the last. `Lock_all` once, "
+            "then `Fetch_and_op` and `Flush`: a `Lock` for each ticket waits for rank 0.": (
+                drawn(range, TASKS)
+            ),
         },
-        remark="Rank 0 was slow and did fewer tasks, without a message about it.",
+        remark="Each rank was slow once and did fewer tasks then, without a message about it.",
     ),
 }
