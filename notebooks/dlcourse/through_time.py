@@ -54,7 +54,8 @@ def memory_rate(
     kernel, recurrent, biases = cell.get_weights()
     biases[units : 2 * units] = bias  # Keras' order: let in, forget, new, let out
     cell.set_weights([kernel, kernel_factor * recurrent, biases])
-    first = memory = state = tf.zeros((units, units))  # one copy of the cell for each unit
+    first = memory = tf.zeros((units, units))  # one copy of the cell for each unit
+    state = tf.zeros_like(first)  # its own tensor: the gradient is that of the memory alone
     with tf.GradientTape() as tape:
         tape.watch(first)
         for step in inputs:

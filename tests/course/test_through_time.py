@@ -56,4 +56,5 @@ def test_memory_keeps_the_share_of_its_forget_gate_where_the_state_has_no_effect
     inputs = 0.01 * np.random.default_rng(0).normal(size=(12, 4))
     gate = 1 / (1 + np.exp(-bias))
     assert memory_rate(bias, inputs, 0.0, units=8) == pytest.approx(gate, rel=0.01)
+    assert memory_rate(bias, inputs[:1], units=8) == pytest.approx(gate, rel=0.01)
     assert memory_rate(bias, inputs, units=8) > 1.05 * gate
