@@ -424,3 +424,47 @@ def test_parts_of_a_batch_overflow_as_the_whole_but_for_sums_of_parts(tmp_path):
         assert whole == parts == [-0.5, 1.0]  # the mean of the first rank alone would overflow
         # the whole overflows, each part does not, and they are added in single precision
         assert (large, large_parts) == ([0.0, 0.5], [-1.0, 1.0])
+
+
+def losses_scaled_in_turns(loops):
+    import keras
+    import tensorflow as tf
+
+    import dlguide.horovod as hvd
+
+    hvd.init()
+
+    def train(loop):
+        sgd = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+        optimizer = keras.optimizers.LossScaleOptimizer(sgd, initial_scale=8.0)
+        variable = keras.Variable(0.0)
+
+        def gradient(by_hand):
+            with tf.GradientTape() as tape:
+                loss = (hvd.rank() + 1.0) * variable.value
+                loss = loss * optimizer.dynamic_scale if by_hand else optimizer.scale_loss(loss)
+            return tape.gradient(loss, variable.value)
+
+        if loop == "graph of gradients":
+            gradient = tf.function(gradient)
+
+        def step(by_hand):
+            optimizer.apply([gradient(by_hand)], [variable])
+
+        optimizer.build([variable])
+        run, values = tf.function(step) if loop == "graph" else step, []
+        # a function that only scales is traced once, and must count in every step
+        for by_hand in [False] * 4 if loop == "graph of gradients" else [False, True, True, False]:
+            run(by_hand)
+            values.append(float(variable.numpy()))
+        return values
+
+    return {loop: train(loop) for loop in loops}
+
+
+def test_losses_scaled_by_hand_after_scale_loss_give_the_mean(tmp_path):
+    # SGD with rate 1 and the slopes 1 and 2: each step takes their mean off
+    loops = ["eager", "graph", "graph of gradients"]
+    for found in on_ranks(2, losses_scaled_in_turns, tmp_path, loops=loops):
+        for loop, values in found.items():
+            assert values == [-1.5, -3.0, -4.5, -6.0], loop

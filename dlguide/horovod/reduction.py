@@ -91,7 +91,7 @@ class GradientReducer:
 
     def _start(self) -> None:
         self.local: set = set()  # keys of the variables whose gradients stay on their rank
-        self._of_parts = False  # whether the loss was that of `part_of_mean`
+        self._scaled_in: Any = None  # the graph of a loss of `part_of_mean` that is not yet reduced
         self._agreed = False
         self._check = WeightConsistencyCheck(
             self.check_every, self.process_set, self.passes, self.name
@@ -114,8 +114,21 @@ class GradientReducer:
         """
         if self.op != Average or not communicates(self.process_set):
             return loss
-        self._of_parts = True
+        self._scaled_in = tf.compat.v1.get_default_graph()
         return loss / len(members(self.process_set))
+
+    def _takes_parts(self) -> bool:
+        """Return whether the loss was that of `part_of_mean`, which holds for one reduction.
+
+        Only a function that was traced before and scales the loss apart from the reduction does
+        not come by here again, so that what it did once holds on.
+        """
+        scaled_in, graph = self._scaled_in, tf.compat.v1.get_default_graph()
+        while graph is not scaled_in and getattr(graph, "outer_graph", None) is not None:
+            graph = graph.outer_graph
+        if graph is scaled_in and (tf.executing_eagerly() or hasattr(graph, "outer_graph")):
+            self._scaled_in = None
+        return scaled_in is not None
 
     def prepare(self, grads: list[Any], variables: list[Any]) -> list[Any]:
         """Check on all ranks together that gradients and weights fit; return the gradients."""
@@ -146,7 +159,7 @@ class GradientReducer:
         results = [_with_tensors(grad) for grad in grads]
         own_factor = 1 / ranks if self.scale_local_gradients else 1.0
         op, before, after = self.op, 1.0, 1.0
-        if self._of_parts:
+        if self._takes_parts():
             op, own_factor = Sum, own_factor * ranks
         elif op == Average:
             before, after = 1 / self.predivide, self.predivide
