@@ -495,9 +495,6 @@ def what_auto_chose(kept):
     os.environ["DLGUIDE_CACHE"] = kept if comm.rank == 0 else kept + "/nowhere"
     usual = autotune.run
     autotune.run = lambda name, *rest: (chosen.append(name), usual(name, *rest))[1]
-    # MPI's own is called at once
-    arguments = collectives.library_arguments
-    collectives.library_arguments = lambda op: (chosen.append("library"), arguments(op))[1]
     for size in (10, 1000):
         collectives.allreduce(np.zeros(size, "f4"), comm)
     collectives.allreduce(np.zeros(10, "f2"), comm)

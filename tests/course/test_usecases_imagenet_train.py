@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from imagenet_writers import write_folders
 from on_ranks import on_ranks
 
 from dlcourse.usecases import imagenet
 from dlguide.data import synthetic
-from dlguide.data.readers import imagenet as layout
 
 pytestmark = pytest.mark.ranks
 
@@ -191,7 +191,7 @@ def refused(several):
 
 def test_bad_data_is_refused_with_the_same_words_on_all_ranks(tmp_path):
     pictures = synthetic.images(classes=3, size=24, count=6, seed=0)
-    layout.write(tmp_path / "part", pictures, pictures)
+    write_folders(tmp_path / "part", pictures, pictures)
     cases = (
         ({"real": str(tmp_path / "part")}, "DataError", "looked for 1000 classes, found 3"),
         ({"real": str(tmp_path / "none")}, "MissingComponentError", "`real` is not there"),
@@ -206,7 +206,7 @@ def test_bad_data_is_refused_with_the_same_words_on_all_ranks(tmp_path):
 
 def test_real_pictures_train_from_folders(tmp_path):
     pictures = synthetic.images(classes=3, size=64, count=12, seed=0, vary=True)
-    layout.write(tmp_path / "part", pictures, pictures)
+    write_folders(tmp_path / "part", pictures, pictures)
     one = imagenet.train(
         real=tmp_path / "part", subset=True, workers=1, batch_per_worker=2, epochs=2,
         parallel=False, net="resnet8",

@@ -187,7 +187,6 @@ def test_only_rank_0_has_the_picture_which_is_written_without_a_loss(on_all):
     assert list(shares) == sorted(shares, reverse=True)
     for found in everyone[1:]:
         assert found["picture"][:3] == [palette, shares, error]
-        assert found["picture"][3:] == [None, 0]
 
 
 def test_picture_of_as_many_colours_as_it_has_stays_as_it_is(on_all):
