@@ -12,15 +12,14 @@ so that nothing is lost, only delayed: everything sent plus the last error is th
 gradients. `sent` counts the bytes that this rank has passed to collectives, `nbytes` predicts them.
 
 A codec encodes an array as a message of few bytes, `payload` of them, and decodes it, with losses.
-Values that are not finite come out of every codec as not finite. Messages are made and read by
-NumPy on the host, in the graphs of TensorFlow too.
+`encode_tensor` makes the same message by operations of TensorFlow, so that no gradient leaves its
+device. Values that are not finite come out of every codec as not finite.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +35,10 @@ if TYPE_CHECKING:
 # Biases: compressing them saves nothing that could be measured, and costs accuracy.
 SMALL = 256
 DTYPES = ("float32", "float64")
-# Yields what is sent, is sent what came from all ranks, returns the sum and this rank's own array.
-_Exchange = Generator[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]
+# The sum over ranks and, where errors are kept, this rank's own array as it was sent; or lists.
+_Sums = tuple[Any, Any]
+# Passes tensors to Horovod under a name; returns of each the sum, or the list of all ranks'.
+_Exchange = Callable[[list[Any], str], list[Any]]
 
 
 class Compressor:
@@ -49,14 +50,13 @@ class Compressor:
 
     keeps_errors = False
     gathers = False  # each rank receives the messages of all others, instead of their sum
-    sends: tuple[str, ...] = ()  # the dtype of each exchange; "" is that of the array
 
     def __init__(self, name: str, small: int = SMALL) -> None:
         self.name = name
         self.small = require_count(small, "small", least=0)
         self.errors: dict[Hashable, np.ndarray] = {}
-        self._sent: Counter[Hashable] = Counter()
-        self._running: dict[Hashable, Generator] = {}
+        self._sent = 0
+        self._states: dict[tuple[str, Hashable], Any] = {}
 
     def __repr__(self) -> str:
         return self.name
@@ -64,7 +64,16 @@ class Compressor:
     @property
     def sent(self) -> int:
         """Bytes that this rank has passed to collectives so far."""
-        return self._sent.total()
+        counted = self._states.get(("sent", None))
+        return self._sent + (0 if counted is None else int(counted))
+
+    @property
+    def variables(self) -> list[Any]:
+        """What is remembered under Horovod, as TensorFlow variables, for a checkpoint of your own.
+
+        They exist after the first step, in the order of the gradients; each rank has its own.
+        """
+        return [state for (kind, _), state in self._states.items() if kind != "sent"]
 
     def compresses(self, shape: Sequence[int], dtype: Any = "float32") -> bool:
         """Return whether an array is sent compressed."""
@@ -110,14 +119,21 @@ class Compressor:
             mine = {"compression": self.name, "small": self.small, "key": str(key)}
             require_equal_buffers(comm, array, **mine)
         require_known(array.dtype.name, DTYPES, "array.dtype")
-        if self.compresses(array.shape, array.dtype):
-            total = self._start(key, array, comm.size)
-            for _ in self.sends:
-                received = _gathered(total, comm) if self.gathers else _summed(total, comm)
-                total = self._resume(key, received, comm.size)
-        else:
-            total = _summed(array.copy(), comm)
-            self._sent[key] += array.nbytes * (comm.size > 1)
+        if not self.compresses(array.shape, array.dtype):
+            return np.asarray(self._summed(array.copy(), comm) / array.dtype.type(comm.size))
+        error = self.errors.get(key)
+        if error is not None:
+            same = error.shape == array.shape and error.dtype == array.dtype
+            then = "Use another `key` for another array."
+            got = f"{array.shape} of {array.dtype}"
+            require(same, "array", f"stay {error.shape} of {error.dtype}", got, then)
+            array = np.asarray(array + error)
+        total, own = self._exchange(array, comm, key)
+        if self.keeps_errors:
+            left = np.asarray(array - own)
+            finite = np.isfinite(left)
+            # values that are not finite are sent, and must not stay in the error
+            self.errors[key] = left if finite.all() else np.where(finite, left, 0)
         return np.asarray(total / total.dtype.type(comm.size))
 
     def reduce_gradients(
@@ -143,100 +159,66 @@ class Compressor:
             and self.compresses(tuple(variable.shape), grad.dtype.as_numpy_dtype)
         ]
         whole = [i for i in range(len(grads)) if i not in small]
+
+        def reduced(tensors: list[Any], group: str, op: int = hvd.Sum) -> list[Any]:
+            self._count([part for tensor in tensors for part in _parts(tensor)])
+            group = f"{name}.{group}"
+            return hvd.grouped_allreduce(tensors, op=op, process_set=process_set, name=group)
+
+        def gathered(tensors: list[Any], group: str) -> list[Any]:
+            self._count(tensors)
+            joined = hvd.grouped_allgather(tensors, f"{name}.{group}", process_set=process_set)
+            return [tf.split(each, ranks) for each in joined]
+
         if whole:
-            own = [grads[i] for i in whole]
-            self._count(name, [part for grad in own for part in _parts(grad)])
-            totals = hvd.grouped_allreduce(
-                own, op=op, process_set=process_set, name=f"{name}.whole"
-            )
+            totals = reduced([grads[i] for i in whole], "whole", op)
             for i, total in zip(whole, totals, strict=True):
                 results[i] = total
         if not small:
             return results
         tensors = [tf.ensure_shape(grads[i], variables[i].shape) for i in small]
         keys = [variable_key(variables[i]) for i in small]
-        totals = self._sum_tensors(tensors, keys, name, process_set, ranks)
+        errors: list[Any] = []
+        if self.keeps_errors:
+            zeros = [np.zeros(tensor.shape, tensor.dtype.as_numpy_dtype) for tensor in tensors]
+            errors = [self._state("error", *each) for each in zip(keys, zeros, strict=True)]
+            tensors = [tensor + error for tensor, error in zip(tensors, errors, strict=True)]
+        totals, own = self._sum_tensors(tensors, keys, gathered if self.gathers else reduced)
+        for i, error in enumerate(errors):
+            left = tensors[i] - own[i]
+            error.assign(tf.where(tf.math.is_finite(left), left, tf.zeros_like(left)))
         for i, total in zip(small, totals, strict=True):
-            total = tf.ensure_shape(total, variables[i].shape)
             results[i] = total / tf.cast(ranks, total.dtype) if op == hvd.Average else total
         return results
 
-    def _sum_tensors(
-        self, tensors: list[Any], keys: list[Hashable], name: str, process_set: Any, ranks: int
-    ) -> list[Any]:
-        """Return the sums of compressed tensors over ranks; NumPy works between the exchanges."""
-        import tensorflow as tf
+    def _summed(self, array: np.ndarray, comm: Comm) -> np.ndarray:
+        """Count an array and sum it over ranks, in place."""
+        self._sent += array.nbytes * (comm.size > 1)
+        with np.errstate(over="ignore"):
+            return collectives.allreduce(array, comm, check=False)
 
-        import dlguide.horovod as hvd
-
-        dtypes = [tensor.dtype for tensor in tensors]
-
-        def on_host(work: Callable[..., np.ndarray], tensors: list[Any], dtype: str) -> list[Any]:
-            def work_on_all(*arrays: np.ndarray) -> list[np.ndarray]:
-                return [work(*each, ranks) for each in zip(keys, arrays, strict=True)]
-
-            return tf.numpy_function(
-                work_on_all, tensors, [tf.as_dtype(dtype or own) for own in dtypes]
-            )
-
-        sent = on_host(self._start, tensors, self.sends[0])
-        for number, dtype in enumerate((*self.sends[1:], "")):
-            group = f"{name}.{number}"
-            if self.gathers:
-                received = hvd.grouped_allgather(sent, group, process_set=process_set)
-            else:
-                received = hvd.grouped_allreduce(
-                    sent, op=hvd.Sum, process_set=process_set, name=group
-                )
-            sent = on_host(self._resume, received, dtype)
-        return sent
-
-    def _start(self, key: Hashable, array: np.ndarray, ranks: int) -> np.ndarray:
-        """Begin the exchange of an array; return what is sent first."""
-        self._running[key] = self._compressed(key, array)
-        return self._resume(key, None, ranks)
-
-    def _resume(self, key: Hashable, received: np.ndarray | None, ranks: int) -> np.ndarray:
-        """Go on with what came from all ranks; return what is sent next, or the sum at the end."""
-        try:
-            sent = self._running[key].send(received)
-        except StopIteration as end:
-            del self._running[key]
-            return end.value
-        self._sent[key] += sent.nbytes * (ranks > 1)
-        return sent
-
-    def _compressed(self, key: Hashable, array: np.ndarray) -> Generator:
-        """Add the error of the steps before, exchange, and remember the new error."""
-        error = self.errors.get(key)
-        if error is not None:
-            same = error.shape == array.shape and error.dtype == array.dtype
-            then = "Use another `key` for another array."
-            got = f"{array.shape} of {array.dtype}"
-            require(same, "array", f"stay {error.shape} of {error.dtype}", got, then)
-            array = np.asarray(array + error)
-        total, own = yield from self._exchange(key, array)
-        if self.keeps_errors:
-            left = np.asarray(array - own)
-            finite = np.isfinite(left)
-            # values that are not finite are sent, and must not stay in the error
-            self.errors[key] = left if finite.all() else np.where(finite, left, 0)
-        return total
-
-    def _exchange(self, key: Hashable, array: np.ndarray) -> _Exchange:
-        """Yield what is sent, which may be overwritten; return the sum and this rank's own."""
+    def _exchange(self, array: np.ndarray, comm: Comm, key: Hashable) -> _Sums:
         raise NotImplementedError
 
-    def _count(self, name: str, tensors: list[Any]) -> None:
+    def _sum_tensors(self, tensors: list[Any], keys: list[Any], exchange: _Exchange) -> _Sums:
+        raise NotImplementedError
+
+    def _state(self, kind: str, key: Hashable, first: Any) -> Any:
+        """Return what is remembered from step to step as a variable, which begins as `first`."""
+        import tensorflow as tf
+
+        if (kind, key) not in self._states:
+            with tf.init_scope():  # also where a graph is traced
+                made = tf.Variable(first, trainable=False, name=f"compression_{kind}")
+            self._states[kind, key] = made
+        return self._states[kind, key]
+
+    def _count(self, tensors: list[Any]) -> None:
         """Count tensors that are about to be sent."""
         import tensorflow as tf
 
-        def add(nbytes: np.ndarray) -> np.ndarray:
-            self._sent[name] += int(nbytes)
-            return nbytes
-
         sizes = [tf.size(tensor, tf.int64) * tensor.dtype.size for tensor in tensors]
-        tf.numpy_function(add, [tf.add_n(sizes)], tf.int64)
+        self._state("sent", None, np.int64(0)).assign_add(tf.add_n(sizes))
 
 
 class Float16(Compressor):
@@ -245,34 +227,25 @@ class Float16(Compressor):
     Values above 65504 become infinite, values below 6e-8 become 0; nothing is remembered.
     """
 
-    sends = ("float16",)
-
     def payload(self, shape: tuple[int, ...], itemsize: int) -> int:
         return 2 * math.prod(shape)
 
-    def _exchange(self, key: Hashable, array: np.ndarray) -> _Exchange:
+    def _exchange(self, array: np.ndarray, comm: Comm, key: Hashable) -> _Sums:
         with np.errstate(over="ignore"):  # infinity is the result, and must be visible
             half = array.astype(np.float16)
-        return (yield half).astype(array.dtype), array
+        return self._summed(half, comm).astype(array.dtype), None
 
-    def _sum_tensors(
-        self, tensors: list[Any], keys: list[Hashable], name: str, process_set: Any, ranks: int
-    ) -> list[Any]:
+    def _sum_tensors(self, tensors: list[Any], keys: list[Any], exchange: _Exchange) -> _Sums:
         import tensorflow as tf
 
-        import dlguide.horovod as hvd
-
-        name = f"{name}.halves"
-        halves = [tf.cast(tensor, tf.float16) for tensor in tensors]  # faster than NumPy casts
-        self._count(name, halves)
-        sums = hvd.grouped_allreduce(halves, op=hvd.Sum, process_set=process_set, name=name)
-        return [tf.cast(half, whole.dtype) for half, whole in zip(sums, tensors, strict=True)]
+        halves = exchange([tf.cast(tensor, tf.float16) for tensor in tensors], "halves")
+        return [tf.cast(half, tensors[i].dtype) for i, half in enumerate(halves)], []
 
 
 class Gathered(Compressor):
     """Sends each rank's message to all others; every rank decodes all and sums in rank order."""
 
-    gathers, sends = True, ("uint8",)
+    gathers = True
 
     def __init__(
         self,
@@ -287,13 +260,29 @@ class Gathered(Compressor):
     def payload(self, shape: tuple[int, ...], itemsize: int) -> int:
         return self.codec.payload(shape, itemsize)
 
-    def _exchange(self, key: Hashable, array: np.ndarray) -> _Exchange:
+    def _exchange(self, array: np.ndarray, comm: Comm, key: Hashable) -> _Sums:
         message = self.codec.encode(array)
-        messages = (yield message).reshape(-1, message.size)
-        total = np.zeros_like(array)
-        for other in messages:
-            total += self.codec.decode(other, array.shape, array.dtype)
-        return total, self.codec.decode(message, array.shape, array.dtype)
+        messages = np.empty((comm.size, message.size), np.uint8)
+        comm.Allgather(message, messages)
+        self._sent += message.nbytes * (comm.size > 1)
+        total, own = np.zeros_like(array), None
+        for rank, each in enumerate(messages):
+            came = self.codec.decode(each, array.shape, array.dtype)
+            total += came
+            if rank == comm.rank:
+                own = came
+        return total, own
+
+    def _sum_tensors(self, tensors: list[Any], keys: list[Any], exchange: _Exchange) -> _Sums:
+        messages = [self.codec.encode_tensor(tensor) for tensor in tensors]
+        totals, own = [], []
+        for i, everyone in enumerate(exchange(messages, "messages")):
+            like = tuple(tensors[i].shape), tensors[i].dtype
+            # in rank order: all ranks must round alike
+            totals.append(sum(self.codec.decode_tensor(message, *like) for message in everyone))
+            if self.keeps_errors:
+                own.append(self.codec.decode_tensor(messages[i], *like))
+        return totals, own
 
 
 class PowerSGD(Compressor):
@@ -309,8 +298,6 @@ class PowerSGD(Compressor):
         Vogels, Karimireddy and Jaggi, PowerSGD, NeurIPS (2019), algorithms 1 and 2.
     """
 
-    sends = ("", "")
-
     def __init__(self, name: str, rank: int, small: int = SMALL, remember: bool = True) -> None:
         super().__init__(name, small)
         self.rank, self.keeps_errors = require_count(rank, "rank"), remember
@@ -322,23 +309,44 @@ class PowerSGD(Compressor):
     def payload(self, shape: tuple[int, ...], itemsize: int) -> int:
         return (math.prod(shape[:-1]) + shape[-1]) * self.rank * itemsize
 
-    def _exchange(self, key: Hashable, array: np.ndarray) -> _Exchange:
+    def _exchange(self, array: np.ndarray, comm: Comm, key: Hashable) -> _Sums:
         matrix = array.reshape(-1, array.shape[-1])
         q = self.starts.get(key)
         if q is None:
-            q = self._first(array)
-        p, _ = np.linalg.qr((yield matrix @ q))
+            q = self._first(array.shape, array.dtype)
+        p, _ = np.linalg.qr(self._summed(matrix @ q, comm))
         q = matrix.T @ p
-        own = p @ q.T
-        q = (yield q).copy()
+        own = (p @ q.T).reshape(array.shape) if self.keeps_errors else None
+        q = self._summed(q, comm)
         # power iteration would not recover from zeros or from values that are not finite
-        self.starts[key] = q if np.isfinite(q).all() and q.any() else self._first(array)
-        return (p @ q.T).reshape(array.shape), own.reshape(array.shape)
+        usable = np.isfinite(q).all() and q.any()
+        self.starts[key] = q if usable else self._first(array.shape, array.dtype)
+        return (p @ q.T).reshape(array.shape), own
 
-    def _first(self, array: np.ndarray) -> np.ndarray:
+    def _sum_tensors(self, tensors: list[Any], keys: list[Any], exchange: _Exchange) -> _Sums:
+        import tensorflow as tf
+
+        firsts = [self._first(tuple(t.shape), t.dtype.as_numpy_dtype) for t in tensors]
+        starts = [self._state("start", *each) for each in zip(keys, firsts, strict=True)]
+        matrices = [tf.reshape(tensor, [-1, tensor.shape[-1]]) for tensor in tensors]
+        p = exchange([m @ q for m, q in zip(matrices, starts, strict=True)], "p")
+        p = [tf.linalg.qr(each).q for each in p]
+        own = [tf.matmul(m, each, transpose_a=True) for m, each in zip(matrices, p, strict=True)]
+        total = exchange(own, "q")
+        for start, q, first in zip(starts, total, firsts, strict=True):
+            usable = tf.reduce_all(tf.math.is_finite(q)) & tf.reduce_any(q != 0)
+            start.assign(tf.where(usable, q, first))
+
+        def products(q: list[Any]) -> list[Any]:
+            pairs = [tf.matmul(*each, transpose_b=True) for each in zip(p, q, strict=True)]
+            return [tf.reshape(pairs[i], tensor.shape) for i, tensor in enumerate(tensors)]
+
+        return products(total), products(own) if self.keeps_errors else []
+
+    def _first(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """Draw the first Q for an array, the same on all ranks."""
-        random = np.random.default_rng([0, *array.shape])
-        return random.normal(size=(array.shape[-1], self.rank)).astype(array.dtype)
+        random = np.random.default_rng([0, *shape])
+        return random.normal(size=(shape[-1], self.rank)).astype(dtype)
 
 
 @dataclass(frozen=True)
@@ -381,6 +389,23 @@ class TopK:
         array[message[at:].view(np.int32)] = message[:at].view(dtype)
         return array.reshape(shape)
 
+    def encode_tensor(self, tensor: Any) -> Any:
+        import tensorflow as tf
+
+        flat = tf.reshape(tensor, [-1])
+        infinite = tf.constant(math.inf, flat.dtype)
+        sizes = tf.where(tf.math.is_nan(flat), infinite, tf.abs(flat))
+        places = tf.sort(tf.math.top_k(sizes, self.count(flat.shape[0])).indices)
+        return _as_bytes(tf.gather(flat, places), places)
+
+    def decode_tensor(self, message: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        import tensorflow as tf
+
+        at = self.count(math.prod(shape)) * dtype.size
+        places, values = _from_bytes(message[at:], tf.int32), _from_bytes(message[:at], dtype)
+        flat = tf.scatter_nd(places[:, None], values, [math.prod(shape)])
+        return tf.reshape(flat, shape)
+
 
 @dataclass(frozen=True)
 class Threshold:
@@ -421,6 +446,19 @@ class Threshold:
         values = np.array([0, self.threshold, -self.threshold, np.nan], dtype)
         return values[codes.reshape(-1)[: math.prod(shape)]].reshape(shape)
 
+    def encode_tensor(self, tensor: Any) -> Any:
+        import tensorflow as tf
+
+        flat, limit = tf.reshape(tensor, [-1]), tf.constant(self.threshold, tensor.dtype)
+        codes = tf.where(flat >= limit, 1.0, tf.where(flat <= -limit, 2.0, 0.0))
+        return _packed(tf.where(tf.math.is_finite(flat), codes, 3.0), 2)
+
+    def decode_tensor(self, message: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        import tensorflow as tf
+
+        values = tf.constant([0, self.threshold, -self.threshold, math.nan], dtype)
+        return tf.gather(values, tf.cast(_unpacked(message, 2, shape), tf.int32))
+
 
 @dataclass(frozen=True)
 class OneBit:
@@ -459,6 +497,26 @@ class OneBit:
         positive = np.unpackbits(message[at:], count=size).reshape(-1, width)
         return np.where(positive, high, low).reshape(shape)
 
+    def encode_tensor(self, tensor: Any) -> Any:
+        import tensorflow as tf
+
+        matrix = tf.reshape(tensor, [-1, _columns(tuple(tensor.shape))])
+        positive, means = matrix >= 0, []
+        for chosen in (~positive, positive):
+            count = tf.math.count_nonzero(chosen, 0, dtype=matrix.dtype)
+            total = tf.reduce_sum(tf.where(chosen, matrix, tf.zeros_like(matrix)), 0)
+            means.append(total / tf.maximum(count, tf.ones_like(count)))
+        signs = tf.cast(tf.reshape(positive, [-1]), tf.float32)
+        return _as_bytes(*means, _packed(signs, 1))
+
+    def decode_tensor(self, message: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        import tensorflow as tf
+
+        at = 2 * _columns(shape) * dtype.size
+        low, high = tf.split(_from_bytes(message[:at], dtype), 2)
+        matrix = math.prod(shape) // _columns(shape), _columns(shape)
+        return tf.reshape(tf.where(_unpacked(message[at:], 1, matrix) == 1, high, low), shape)
+
 
 @dataclass(frozen=True)
 class BFloat16:
@@ -483,6 +541,16 @@ class BFloat16:
 
         return message.view(ml_dtypes.bfloat16).astype(dtype).reshape(shape)
 
+    def encode_tensor(self, tensor: Any) -> Any:
+        import tensorflow as tf
+
+        return _as_bytes(tf.cast(tensor, tf.bfloat16))
+
+    def decode_tensor(self, message: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        import tensorflow as tf
+
+        return tf.reshape(tf.cast(_from_bytes(message, tf.bfloat16), dtype), shape)
+
 
 def _columns(shape: tuple[int, ...]) -> int:
     """Return the number of columns of an array as a matrix, one for each output of a layer."""
@@ -506,6 +574,36 @@ def _largest(flat: np.ndarray, count: int) -> np.ndarray:
 def _joined(*arrays: np.ndarray) -> np.ndarray:
     """Join arrays to one message of bytes."""
     return np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays])
+
+
+def _as_bytes(*tensors: Any) -> Any:
+    """Join tensors to one message of bytes."""
+    import tensorflow as tf
+
+    return tf.concat([tf.reshape(tf.bitcast(each, tf.uint8), [-1]) for each in tensors], 0)
+
+
+def _from_bytes(message: Any, dtype: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.bitcast(tf.reshape(message, [-1, dtype.size]), dtype)
+
+
+def _packed(codes: Any, bits: int) -> Any:
+    """Write codes of so many bits, given as float32, into bytes, the first in the highest bits."""
+    import tensorflow as tf
+
+    codes = tf.pad(codes, [[0, -codes.shape[0] % (8 // bits)]])
+    weights = tf.constant([2.0 ** (8 - bits - at) for at in range(0, 8, bits)])
+    return tf.cast(tf.linalg.matvec(tf.reshape(codes, [-1, 8 // bits]), weights), tf.uint8)
+
+
+def _unpacked(message: Any, bits: int, shape: tuple[int, ...]) -> Any:
+    import tensorflow as tf
+
+    places = tf.constant([8 - bits - at for at in range(0, 8, bits)], tf.uint8)
+    codes = tf.bitwise.right_shift(message[:, None], places) & tf.constant(2**bits - 1, tf.uint8)
+    return tf.reshape(tf.reshape(codes, [-1])[: math.prod(shape)], shape)
 
 
 def none() -> Compressor:
@@ -577,17 +675,6 @@ def named(compression: str | Compressor) -> Compressor:
     must = "be a name or a compressor"
     require(isinstance(compression, str), "compression", must, compression, then)
     return NAMED[require_known(compression, NAMED, "compression")]()
-
-
-def _gathered(message: np.ndarray, comm: Comm) -> np.ndarray:
-    messages = np.empty((comm.size, message.size), np.uint8)
-    comm.Allgather(message, messages)
-    return messages
-
-
-def _summed(array: np.ndarray, comm: Comm) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        return collectives.allreduce(array, comm, check=False)
 
 
 def _parts(grad: Any) -> list[Any]:
