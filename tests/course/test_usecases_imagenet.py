@@ -327,8 +327,6 @@ def test_picture_has_the_last_epochs_of_both_endings_with_their_errors():
     (_, low), (_, high) = accuracy.collections[1].get_segments()[-1]
     assert (low + high) / 2 == pytest.approx(83)
     assert (high - low) / 2 == pytest.approx(100 * (0.83 * 0.17 / SMALL.tested) ** 0.5)
-    with pytest.raises(ValueError, match="`accuracies` must have the names line"):
-        drawings.recipe_curves({"line": [1.0]}, {"other": ([1], [1.0])}, 1, 0.5, 10)
 
 
 def test_picture_is_drawn_without_any_accuracy():
