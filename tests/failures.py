@@ -105,7 +105,7 @@ def makes_fewer_horovod_steps():
     def step(x):
         return hvd.allreduce(x, name="gradients")
 
-    for number in range(20 - hvd.rank()):
+    for number in range(20 - (hvd.rank() == 1)):
         step(tf.ones(3) * number)
 
 

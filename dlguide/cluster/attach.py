@@ -117,6 +117,8 @@ class AttachedCluster(Cluster):
                     "The ranks of this cluster have ended, and it is not known how they were "
                     "started. Start it again, then `Cluster.attach(...)`."
                 )
+            if self.plan and self.plan.oversubscribed:  # an option of the command, in no file
+                server.config.DlguideEngineSetLauncher.oversubscribe = True
             try:
                 server.stop_engines_sync()
                 server.start_engines_sync(n=self.ranks)

@@ -269,6 +269,8 @@ def observe(folder: str) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ[processes.FOLDER] = folder
+    # in an engine of another launcher; read when Horovod starts, 60 s by default
+    os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(STALL_WARNING_S))
     # The first sum of Python objects makes mpi4py duplicate the communicator while it holds the
     # interpreter: a rank that is blocked in that one call could not report it.
     comm.allreduce(0)
