@@ -112,6 +112,8 @@ STUCK = NOW - supervision.BLOCKED_S - 1
 @pytest.mark.parametrize(
     ("states", "missing", "blamed"),
     [
+        # The late rank joined after the warning and has returned; the other one computes.
+        ([state(since=STUCK), state("returned", since=NOW - 1)], {1: ["g"]}, None),
         # One waits in a collective, the other has returned.
         ([state(call="Allreduce", since=STUCK), state("returned")], {}, (1,)),
         # The same, but it has hardly been given a core, or only just begun.
@@ -143,7 +145,7 @@ STUCK = NOW - supervision.BLOCKED_S - 1
     ],
 )
 def test_only_ranks_past_help_are_a_deadlock(states, missing, blamed):
-    error = supervision.deadlock(dict(enumerate(states)), missing, NOW)
+    error = supervision.deadlock(dict(enumerate(states)), missing, NOW, NOW - 1)
     assert (error.ranks if error else None) == blamed
     if error:
         assert error.kind == "deadlock"

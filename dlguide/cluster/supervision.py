@@ -187,9 +187,9 @@ def _judge(
             return None  # the answers are on their way
         message = "every rank has finished, but the answers do not arrive: the controller is gone."
         return RankError("lost", list(requests), message)
-    absent = {"phase": "absent", "since": now_s, "beat": now_s, "call": "", "place": ""}
+    absent = {"phase": "absent", "since": 0.0, "beat": now_s, "call": "", "place": ""}
     everyone = {rank: states.get(rank, absent) for rank in range(cluster_size)}
-    return deadlock(everyone, stalls.current(now_s), now_s)
+    return deadlock(everyone, stalls.current(now_s), now_s, stalls.seen_s)
 
 
 class StallWarnings:
@@ -226,8 +226,9 @@ def deadlock(
     states: Mapping[int, Mapping[str, Any]],
     missing: Mapping[int, Sequence[str]],
     now_s: float,
+    warned_s: float,
 ) -> RankError | None:
-    """Decide from the ranks' states and Horovod's warnings whether they are in a deadlock."""
+    """Decide from the ranks' states and Horovod's newest warning whether they are in a deadlock."""
     still = {rank: now_s - state["since"] for rank, state in states.items()}
     ended = {rank for rank, state in states.items() if state["phase"] != "running"}
     # The first sum of Python objects holds the interpreter, so its rank's monitor falls silent.
@@ -244,9 +245,10 @@ def deadlock(
         for rank in states
         if rank not in ended | blocked and still[rank] >= BLOCKED_S
     }
-    waiting_still = blocked | {rank for rank, names in waits_for.items() if names}
-    # A warning may be old: the late rank has joined and returned, and another one computes.
-    if waiting_still and any(rank in ended | waiting_still for rank in missing):
+    # A warning from before a rank's last move says nothing: the late rank may have joined since.
+    warned = {r for r, state in states.items() if warned_s - state["since"] >= JUDGE_S}
+    waiting_still = warned & (blocked | {rank for rank, names in waits_for.items() if names})
+    if waiting_still and any(rank in (ended & warned) | waiting_still for rank in missing):
         return _verdict(states, missing, waits_for, now_s)
     if not blocked or blocked | ended != set(states):
         return None
