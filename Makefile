@@ -31,8 +31,11 @@ pytest = status=0; rm -f $(FAILED); for part in $(1); do \
 	echo "once more, alone:"; cat $(FAILED); $(BIN)/python -m pytest --last-failed; status=$$?; \
 	fi; exit $$status
 SLOWEST := --durations 40
-FILES := $(SLOWEST) --dist loadfile
-LESSONS := $(SLOWEST) --maxschedchunk 1 tests/course/test_notebooks.py
+# By a signal, a time limit fails one test; by a thread it ends the worker, and the next one starts
+# with the same test.
+WORKERS := $(SLOWEST) --timeout-method signal
+FILES := $(WORKERS) --dist loadfile
+LESSONS := $(WORKERS) --maxschedchunk 1 tests/course/test_notebooks.py
 BROWSER := *test_browser*
 
 long_lessons := $(LESSONS) -n 2 -m 'notebook and long'
