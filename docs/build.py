@@ -8,6 +8,7 @@ lesson that has not run is shown without outputs and says so. Whatever Sphinx wa
 
 from __future__ import annotations
 
+import ast
 import base64
 import hashlib
 import importlib
@@ -205,6 +206,26 @@ def lesson_index(rows: list[dict]) -> str:
     return "\n".join(lines) + "\n" + contents([row["name"] for row in rows])
 
 
+def stage_measured(stage: Path) -> None:
+    """Write the page of the long measurements: what, where, when, by which command, the numbers."""
+    lines = [
+        "# Benchmarks",
+        "Measurements that take longer than a lesson, by the scripts in the folder `benchmarks`. "
+        "Lessons show them beside what they measure themselves.",
+        "| numbers | what was measured | where and when |\n|---|---|---|",
+    ]
+    (stage / "extra" / "measured").mkdir(parents=True)
+    for path in sorted((ROOT / "data" / "measured").glob("*.csv")):
+        shutil.copy(path, stage / "extra" / "measured")
+        about = dict(re.findall(r"^# (\w+): (.*)$", path.read_text(), re.M))
+        script = ast.parse((ROOT / about["command"].split()[1]).read_text())
+        what = (ast.get_docstring(script) or "").splitlines()[0]
+        link = f'<a href="../measured/{path.name}">{path.name}</a>'
+        place = f"{about['machine']}, {about['date']}, commit {about['commit']}"
+        lines[-1] += f"\n| {link} | {what} `{about['command']}` | {place} |"
+    (stage / "docs" / "benchmarks.md").write_text("\n\n".join(lines) + "\n")
+
+
 # --- reference ---------------------------------------------------------------------------------
 
 
@@ -281,6 +302,7 @@ def prepare(stage: Path) -> None:
     index = lesson_index(rows)
     index += contents([f"answers/{path.stem}" for path in answers], "Answers")
     (stage / "notebooks" / "index.md").write_text(index)
+    stage_measured(stage)
     stage_reference(stage)
     with (stage / "index.md").open("a") as file:
         file.write(contents(SECTIONS))
@@ -288,7 +310,7 @@ def prepare(stage: Path) -> None:
     with (stage / "docs" / "README.md").open("a") as file:
         file.write(contents(research, "Research"))
         file.write(contents(["instructor"], "Teaching"))
-        names = ["architecture", "glossary", "../CONTRIBUTING", "../CHANGELOG"]
+        names = ["architecture", "benchmarks", "glossary", "../CONTRIBUTING", "../CHANGELOG"]
         file.write(contents(names, "Project"))
 
 

@@ -117,7 +117,9 @@ def describe_once(app, what, name, object_, skip, options) -> bool | None:
 
 
 def _formula(self, node: nodes.Element, display: str) -> None:
-    self.body.append(f'<span class="math {display}">')
+    # a wide formula scrolls, also by keyboard
+    focus = ' tabindex="0"' if display == "block" else ""
+    self.body.append(f'<span class="math {display}"{focus}>')
     self.body.append(convert(node.astext(), display=display))
     self.body.append("</span>")
     raise nodes.SkipNode

@@ -68,6 +68,10 @@ def test_every_lesson_page_and_public_module_is_there(site):
         assert downloaded == (ROOT / "notebooks" / f"{name}.ipynb").read_bytes()
     for path in (ROOT / "docs").rglob("*.md"):
         assert (site / path.relative_to(ROOT).with_suffix(".html")).exists()
+    measured = (site / "docs" / "benchmarks.html").read_text()
+    for path in (ROOT / "data" / "measured").glob("*.csv"):
+        assert path.name in measured
+        assert (site / "measured" / path.name).read_bytes() == path.read_bytes()
     for name in build_site.public_modules():
         assert (site / "reference" / f"{name}.html").exists()
     fit = (site / "reference" / "dlguide.html").read_text()
