@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dlguide.cluster import processes
+from dlguide.cluster.mpi import find_mpi
 from dlguide.cluster.rank import STALL_WARNING_S
 from dlguide.errors import MissingComponentError, require, require_count
 from dlguide.machine import threads
@@ -106,6 +107,14 @@ def find_mpiexec(names: Sequence[str] = ("mpiexec.gforker", "mpiexec")) -> Path:
             return path
     fix = "Correct DLGUIDE_MPIEXEC." if named else "Run `pip install mpich`."
     raise MissingComponentError(f"There is no mpiexec at {known[-1]}. {fix}")
+
+
+def launcher_of(mpi: str | None) -> tuple[Path, dict[str, str]]:
+    """Return the launcher of an MPI and its ranks' variables; None for this Python's own MPI."""
+    if mpi is None:
+        return find_mpiexec(), {}
+    found = find_mpi(mpi)
+    return found.mpiexec, found.environment()
 
 
 @dataclass(frozen=True)
