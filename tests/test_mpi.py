@@ -374,6 +374,18 @@ def test_the_library_of_one_under_the_launcher_of_another_is_noticed(monkeypatch
 
 
 @pytest.mark.long
+def test_the_library_of_mpich_under_open_mpis_launcher_is_explained(monkeypatch, script):
+    for name, value in there("openmpi").environment().items():
+        if name not in ("MPI4PY_LIBMPI", "DLGUIDE_MPI"):
+            monkeypatch.setenv(name, value)
+    monkeypatch.setenv("DLGUIDE_MPIEXEC", str(there("openmpi").mpiexec))
+    with pytest.raises(RuntimeError, match="Launcher and library must be of one MPI: unset"):
+        Cluster(2)
+    with pytest.raises(RankError, match="Launcher and library must be of one MPI: unset"):
+        run_script(script(ALONE))
+
+
+@pytest.mark.long
 def test_all_are_measured_in_turns():
     names = [each.name for each in mpi.installed()]
     found = bench.mpis(names, 2, [8, 1 << 20], repeats=3, rounds=2)

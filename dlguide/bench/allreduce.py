@@ -22,7 +22,7 @@ import numpy as np
 from dlguide import commands
 from dlguide.cluster import processes
 from dlguide.cluster.environment import launcher_of
-from dlguide.cluster.mpi import find_mpi, library_version, require_one_world
+from dlguide.cluster.mpi import SESSION, find_mpi, library_version, require_one_world
 from dlguide.collectives import LIBRARY, NAMES, AllreduceTable, autotune, ring_share
 from dlguide.errors import require, require_count, require_known
 from dlguide.machine import describe, threads
@@ -171,7 +171,7 @@ def allreduce(
         rank = [sys.executable, "-P", "-m", "mpi4py", "-m", "dlguide.bench.allreduce"]
         command = [mpiexec, "-n", ranks, *rank, json.dumps(order), target]
         processes.remove_orphaned_shared_memory()
-        done = commands.run(command, LIMIT_S, surroundings)
+        done = commands.run(command, LIMIT_S, surroundings | {SESSION: folder})
         if not (done.ok and target.exists()):
             raise RuntimeError(f"The ranks of the benchmark failed.\n{done.tail()}")
         found = json.loads(target.read_text())

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dlguide.cluster import processes
-from dlguide.cluster.mpi import find_mpi
+from dlguide.cluster.mpi import SESSION, find_mpi
 from dlguide.cluster.rank import STALL_WARNING_S
 from dlguide.errors import MissingComponentError, require, require_count
 from dlguide.machine import threads
@@ -49,6 +49,7 @@ def rank_environment(
         processes.OWNER: processes.identity(owner or os.getpid()),
         processes.FOLDER: str(folder),
         processes.PLAN: json.dumps(asdict(plan)),
+        SESSION: str(folder),
         "UCX_TLS": os.environ.get("UCX_TLS", "sm,self"),
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(STALL_WARNING_S),
         # Horovod looks for new gradients once a cycle. Its own 1 ms is a large part of a step of

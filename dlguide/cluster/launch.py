@@ -30,7 +30,7 @@ from dlguide.cluster.environment import (
     start_watchdog,
 )
 from dlguide.cluster.errors import LAUNCHER_LOG
-from dlguide.cluster.mpi import Mpi, find_mpi, require_one_world
+from dlguide.cluster.mpi import Mpi, advice, find_mpi, require_one_world
 from dlguide.cluster.supervision import RemoteCall
 from dlguide.cluster.tasks import TaskResult, checked_ranks, payload, run_tasks
 from dlguide.errors import require, require_count
@@ -45,9 +45,10 @@ class Cluster:
     """MPI ranks on this machine, or on the nodes of a Slurm job, that run functions and cells.
 
     The ranks are ipyparallel engines under one `mpiexec`; a thread plan divides the cores among
-    them. On one machine they listen on loopback only; all messages are encrypted. No process and
-    no temporary file of the ranks outlives this object or the process that made it, even after a
-    SIGKILL. A cell that is run again replaces the cluster that it assigned, and says so.
+    them. On one machine they listen on loopback only (with `mpi`, the launchers of Open MPI and
+    Intel MPI on all interfaces); all messages are encrypted. No process and no temporary file of
+    the ranks outlives this object or the process that made it, even after a SIGKILL. A cell that is
+    run again replaces the cluster that it assigned, and says so.
 
     Attributes:
         client: ipyparallel's `Client` of the ranks; None while they are stopped.
@@ -226,7 +227,8 @@ class Cluster:
                 file = self.folder / LAUNCHER_LOG  # attached ranks have none
                 log = file.read_text(errors="replace").splitlines() if file.exists() else []
                 why = "ended" if ended else f"did not answer within {START_S:.0f} s"
-                raise RuntimeError(f"Cluster: {what} {why}.\n" + "\n".join(log[-15:]))
+                tail = "\n".join(log[-15:])
+                raise RuntimeError(f"Cluster: {what} {why}.\n{tail}{advice(tail)}")
             time.sleep(0.02)
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:

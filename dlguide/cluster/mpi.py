@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +23,11 @@ from dlguide.errors import MissingComponentError, require, require_known
 
 NAMED = "DLGUIDE_MPI"  # in a rank: the MPI that `mpi` has named
 LIBRARY = "MPI4PY_LIBMPI"  # which library mpi4py loads
+ONE_MPI = (
+    f"Launcher and library must be of one MPI: unset {LIBRARY} and DLGUIDE_MPIEXEC, or name one "
+    "that is installed with `mpi`."
+)
+SESSION = "PRTE_MCA_prte_tmpdir_base"  # where Open MPI's launcher makes its folder
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,9 @@ KNOWN = {
                 "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                 "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
                 "PRTE_MCA_hwloc_default_binding_policy": "none",
+                "OMPI_MCA_pml": "ob1",
+                "OMPI_MCA_btl": "self,sm",
+                "OMPI_MCA_osc": "sm,rdma",
             },
             False,
         ),
@@ -142,8 +151,9 @@ def world() -> tuple[int, str] | None:
 
 
 def library_version(mpi: Any) -> str:
-    """Return the first line of what a library calls itself; `mpi` is `mpi4py.MPI`."""
-    return " ".join(mpi.Get_library_version().split("\n")[0].strip("\0").split())
+    """Return name and version of the library; `mpi` is `mpi4py.MPI`."""
+    # Open MPI adds who built it and when, after a comma
+    return " ".join(re.split(r"[\n,\0]", mpi.Get_library_version())[0].split())
 
 
 def require_one_world(sizes: Iterable[int], ranks: int, library: str, launcher: object) -> None:
@@ -151,6 +161,9 @@ def require_one_world(sizes: Iterable[int], ranks: int, library: str, launcher: 
     sizes = set(sizes)
     must = f"start all {ranks} ranks in one MPI world"
     got = f"worlds of {', '.join(map(str, sorted(sizes)))} ({library}, started by {launcher})"
-    then = f"Launcher and library must be of one MPI: unset {LIBRARY} and DLGUIDE_MPIEXEC, or name "
-    then += "one that is installed with `mpi`."
-    require(sizes == {ranks}, "mpiexec", must, got, then)
+    require(sizes == {ranks}, "mpiexec", must, got, ONE_MPI)
+
+
+def advice(log: str) -> str:
+    """Return what to do where a log shows MPICH's library under Open MPI's launcher."""
+    return f"\n{ONE_MPI}" if "unsupported PMI version" in log else ""
