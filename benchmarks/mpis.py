@@ -13,7 +13,7 @@ import numpy as np
 from dlcourse import measured
 from dlguide.bench import allreduce
 from dlguide.machine import describe, threads
-from dlguide.measure import limits
+from dlguide.measure import Timing, limits
 
 RANKS, ROUNDS, REPEATS = 2, 7, 7
 
@@ -27,13 +27,16 @@ for point in found.points:
     bound = machine.allreduce(point.nbytes, RANKS)
     known = bound.spread <= limits.MOST_SPREAD  # else this machine was not quiet
     rounds = 1e6 * np.median(np.reshape(point.seconds, (ROUNDS, REPEATS)), axis=1)
-    print(f"{point.nbytes:>10} bytes {point.name:10} {np.median(rounds):12,.1f} us", bound)
+    print(
+        f"{point.nbytes:>10} bytes {point.name:10} {np.median(rounds):12,.1f} us",
+        bound.cell(Timing(point.seconds)),
+    )
     rows += [
         {
             "mpi": point.name,
             "nbytes": point.nbytes,
             "round": turn,
-            "us": round(us, 3),
+            "us": round(float(us), 3),
             "limit_us": round(1e6 * bound.seconds, 3) if known else "",
         }
         for turn, us in enumerate(rounds)
