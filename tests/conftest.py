@@ -36,6 +36,7 @@ ALLOWED_SKIPS = {
     r"there is no Chromium: apt-get install chromium": "needs the system's package; CI has it",
     r"PyTorch is an optional part: `make pytorch`": "an optional dependency; CI has it",
     r"torch is not installed: `make pytorch`": "an optional dependency; CI has it",
+    r"(Open|Intel) MPI is not installed: `make mpis`": "an optional part of the environment",
     r"no Slurm here .*": "needs the system's package; CI has it",
     r"a Slurm for the tests can be started by root only": "its daemons need root; CI has it",
     r"this system allows no network namespace": "decided by the administrator of a container",

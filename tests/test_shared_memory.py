@@ -21,10 +21,10 @@ from dlguide.cluster import processes
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(90)]
 
 
-@pytest.fixture
-def left():
+@pytest.fixture(params=processes.SHARED_NAMES)
+def left(request):
     """A file as a killed rank leaves it, an hour old."""
-    path = processes.SHARED_MEMORY / f"{processes.SHARED_NAME}{uuid.uuid4().hex[:8]}_0"
+    path = processes.SHARED_MEMORY / f"{request.param}{uuid.uuid4().hex[:8]}_0"
     path.write_bytes(bytes(4096))
     os.utime(path, (time.time() - 3600,) * 2)
     yield path

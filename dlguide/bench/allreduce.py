@@ -1,7 +1,7 @@
-"""Allreduces compared over sizes: this library's, the MPI library's, Horovod's.
+"""Allreduces compared over sizes: this library's, the MPI library's, Horovod's, several MPIs'.
 
 The ranks run `python -m dlguide.bench.allreduce ORDER FILE`; rank 0 writes the samples, and the
-bytes that each rank sent, to FILE.
+bytes that each rank sent, to FILE. Before anything is timed, every result is compared with the sum.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ import numpy as np
 
 from dlguide import commands
 from dlguide.cluster import processes
-from dlguide.cluster.environment import find_mpiexec
+from dlguide.cluster.environment import launcher_of
+from dlguide.cluster.mpi import SESSION, find_mpi, library_version, require_one_world
 from dlguide.collectives import LIBRARY, NAMES, AllreduceTable, autotune, ring_share
 from dlguide.errors import require, require_count, require_known
 from dlguide.machine import describe, threads
+from dlguide.measure import Ratio
 
 SIZES = (*(8 * 8**power for power in range(7)), 4 << 20, 8 << 20, 16 << 20, 64 << 20)
 LIMIT_S = 300.0
@@ -82,6 +84,22 @@ class AllreduceComparison:
     ranks: int
     library: str
     points: tuple[AllreducePoint, ...]
+    rounds: int = 1
+
+    def ratio(self, name: str, other: str, nbytes: int) -> Ratio:
+        """Divide the time of one by that of another: median and quartiles over the rounds.
+
+        The two medians of a round were measured one after the other, so their ratio is not moved by
+        what disturbs both.
+        """
+        times = [
+            np.median(np.reshape(point.seconds, (self.rounds, -1)), axis=1)
+            for wanted in (name, other)
+            for point in self.points
+            if (point.name, point.nbytes) == (wanted, nbytes)
+        ]
+        low, median, high = np.quantile(times[0] / times[1], [0.25, 0.5, 0.75])
+        return Ratio(float(median), float(low), float(high))
 
     def seconds(self) -> dict[int, dict[str, float]]:
         """Return the medians (s) by size (bytes) and algorithm."""
@@ -107,6 +125,7 @@ def allreduce(
     horovod: bool = True,
     oversubscribe: bool = False,
     env: Mapping[str, str] | None = None,
+    mpi: str | None = None,
 ) -> AllreduceComparison:
     """Measure allreduces of float32 arrays on fresh ranks of this machine.
 
@@ -119,9 +138,11 @@ def allreduce(
         horovod: measure Horovod's too, as a TensorFlow operation.
         oversubscribe: allow more ranks than cores.
         env: further variables of the ranks.
+        mpi: as in `dlguide.cluster.Cluster`.
 
     Raises:
         ValueError: if an argument is invalid, before any rank starts.
+        MissingComponentError: if there is no mpiexec, or this MPI is not installed.
         RuntimeError: if the ranks fail; the text ends with their output.
     """
     for name in names:
@@ -135,20 +156,22 @@ def allreduce(
         "repeats": require_count(repeats, "repeats"),
         "horovod": bool(horovod),
     }
+    mpiexec, variables = launcher_of(mpi)
     surroundings = {
         **os.environ,
         **plan.environment(0),
         "UCX_TLS": os.environ.get("UCX_TLS", "sm,self"),
         "HOROVOD_CYCLE_TIME": os.environ.get("HOROVOD_CYCLE_TIME", "0.1"),
         "TF_CPP_MIN_LOG_LEVEL": "2",
+        **variables,
         **(env or {}),
     }
     with tempfile.TemporaryDirectory(prefix="dlguide-bench-") as folder:
         target = Path(folder) / "measured.json"
         rank = [sys.executable, "-P", "-m", "mpi4py", "-m", "dlguide.bench.allreduce"]
-        command = [find_mpiexec(), "-n", ranks, *rank, json.dumps(order), target]
+        command = [mpiexec, "-n", ranks, *rank, json.dumps(order), target]
         processes.remove_orphaned_shared_memory()
-        done = commands.run(command, LIMIT_S, surroundings)
+        done = commands.run(command, LIMIT_S, surroundings | {SESSION: folder})
         if not (done.ok and target.exists()):
             raise RuntimeError(f"The ranks of the benchmark failed.\n{done.tail()}")
         found = json.loads(target.read_text())
@@ -160,6 +183,53 @@ def allreduce(
                 AllreducePoint(name, int(nbytes), tuple(seconds), max(sent) if sent else None)
             )
     return AllreduceComparison(ranks, found["library"], tuple(points))
+
+
+def mpis(
+    names: Sequence[str],
+    ranks: int = 2,
+    sizes: Sequence[int] = SIZES,
+    repeats: int = 7,
+    rounds: int = 5,
+    oversubscribe: bool = False,
+) -> AllreduceComparison:
+    """Measure the allreduce of several MPI libraries, in turns, each turn on fresh ranks.
+
+    A process can load only one MPI, so each round starts ranks of every MPI. The first of a round
+    changes from round to round.
+
+    Args:
+        names: of MPIs, as in `dlguide.cluster.Cluster`.
+        repeats: samples of each size in a round.
+
+    Returns:
+        AllreduceComparison: a point has the samples of all rounds and an MPI's title as its name.
+
+    Raises:
+        ValueError: if an argument is invalid, before any rank starts.
+        MissingComponentError: if an MPI is not installed.
+        RuntimeError: if the ranks fail, or their sums are not NumPy's.
+    """
+    found = [find_mpi(name) for name in names]
+    once = bool(found) and len(set(names)) == len(found)
+    require(once, "mpi", "name at least one MPI, each once", list(names))
+    samples: dict[tuple[str, int], tuple[float, ...]] = {}
+    versions: dict[str, str] = {}
+    for turn in range(require_count(rounds, "rounds")):
+        first = turn % len(found)
+        for mpi in found[first:] + found[:first]:
+            one = allreduce(ranks, sizes, [LIBRARY], repeats, False, oversubscribe, mpi=mpi.name)
+            versions[mpi.name] = one.library
+            for point in one.points:
+                key = mpi.title, point.nbytes
+                samples[key] = samples.get(key, ()) + point.seconds
+    points = tuple(
+        AllreducePoint(mpi.title, nbytes, samples[mpi.title, nbytes])
+        for nbytes in sorted(set(sizes))
+        for mpi in found
+    )
+    libraries = "; ".join(versions[mpi.name] for mpi in found)
+    return AllreduceComparison(ranks, libraries, points, rounds)
 
 
 def library_algorithms(
@@ -201,6 +271,18 @@ def library_algorithms(
         points += measured(f"{kind} {name}", {**besides, switch: name}).points
     points += measured("automatic again", {}).points
     return AllreduceComparison(ranks, first.library, points)
+
+
+def check_sums(comm: Any, sizes: list[int], names: list[str]) -> None:
+    """Compare each algorithm's result with the sum that is known; collective."""
+    for nbytes in sizes:
+        # whole numbers: their sums are exact in any order
+        terms = np.arange(max(1, nbytes // 4), dtype=np.float32) % 1024
+        for name in names:
+            array = terms * (comm.rank + 1)
+            autotune.run(name, array, comm)
+            if not np.array_equal(array, terms * (comm.size * (comm.size + 1) // 2)):
+                raise RuntimeError(f"{name} gave another sum of {nbytes} bytes than NumPy.")
 
 
 def bytes_sent(comm: Any, sizes: list[int], names: list[str]) -> dict[str, dict[int, list[int]]]:
@@ -267,15 +349,18 @@ def main(order: dict[str, Any], target: Path) -> None:
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
-    threads.apply(threads.ThreadPlan.from_dict(order["plan"]), comm.rank)
+    plan = threads.ThreadPlan.from_dict(order["plan"])
+    version = library_version(MPI)
+    require_one_world([comm.size], plan.ranks, version, "the benchmark")
+    threads.apply(plan, comm.rank)
     sizes, names, repeats = order["sizes"], order["names"], order["repeats"]
+    check_sums(comm, sizes, names)
     samples = autotune.measure(comm, sizes, names, repeats)
     sent = bytes_sent(comm, sizes, [name for name in names if name != LIBRARY])
     if order["horovod"]:
         for nbytes, times in measure_horovod(comm, sizes, repeats).items():
             samples[nbytes][HOROVOD] = times
     if comm.rank == 0:
-        version = " ".join(MPI.Get_library_version().split("\n")[0].strip("\0").split())
         target.write_text(json.dumps({"samples": samples, "sent": sent, "library": version}))
 
 

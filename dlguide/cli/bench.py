@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from dlguide.bench.allreduce import AllreduceComparison, AllreducePoint
     from dlguide.bench.io import ReadingComparison
-    from dlguide.measure.limits import Limits
+    from dlguide.measure.limits import Bound, Limits
 
 bench = typer.Typer(help="Benchmarks: equal work first, then median and spread.")
 app.add_typer(bench, name="bench", no_args_is_help=True)
@@ -165,6 +165,10 @@ def allreduce_command(
     library_algorithms: Annotated[
         bool, typer.Option(help="The MPI library's own algorithms, one by one.")
     ] = False,
+    mpi: Annotated[
+        str, typer.Option(help="The libraries of several MPIs in turns: mpich,openmpi,intel.")
+    ] = "",
+    rounds: Annotated[int, typer.Option(help="Of --mpi: turns, each on new ranks.")] = 5,
     keep: Annotated[
         bool, typer.Option(help="Let collectives.allreduce choose by what was measured.")
     ] = True,
@@ -174,12 +178,23 @@ def allreduce_command(
     """Compare allreduces from 8 bytes to 64 MiB, and keep which one is fastest where."""
     from dlguide import plots, published
     from dlguide.bench import allreduce as comparison
+    from dlguide.cluster.mpi import find_mpi
     from dlguide.collectives import autotune
     from dlguide.files import require_writable
 
     require_writable(output, "output")
     asked = [_bytes(word) for word in sizes.split(",")] if sizes else list(comparison.SIZES)
+    mpis = [word.strip() for word in mpi.split(",")] if mpi else []
+    require(not (mpis and library_algorithms), "mpi", "not be given with library_algorithms", mpi)
+    for each in mpis:
+        find_mpi(each)
     stored = _limits()
+    if mpis:
+        found = comparison.mpis(mpis, ranks, asked, repeats, rounds, oversubscribe)
+        bounds = _print_allreduce(found, stored.with_memory_now([ranks * n for n in asked]))
+        (output / "allreduce-mpis.json").write_text(json.dumps(dataclasses.asdict(found)))
+        _draw(plots.allreduce_shares(found.points, bounds), output / "allreduce-mpis")
+        return
     if library_algorithms:
         found = comparison.library_algorithms(ranks, asked, repeats, oversubscribe)
     else:
@@ -209,14 +224,14 @@ def _bytes(word: str) -> int:
     return int(number) * units.get(unit.upper(), 1)
 
 
-def _print_allreduce(found: AllreduceComparison, limits: Limits) -> None:
-    """Print times, speeds and bytes, a row for each size."""
+def _print_allreduce(found: AllreduceComparison, limits: Limits) -> dict[int, Bound]:
+    """Print times, speeds and bytes, a row for each size; return the limits by size."""
     from dlguide.measure import Timing
 
     names = list(dict.fromkeys(point.name for point in found.points))
     bounds = {p.nbytes: limits.allreduce(p.nbytes, found.ranks) for p in found.points}
     cells: dict[str, Callable[[AllreducePoint], str]] = {
-        "Microseconds": lambda point: f"{1e6 * point.median_s:,.1f}",
+        "Microseconds": _microseconds if found.rounds > 1 else _median,
         "Share of the limit": lambda point: bounds[point.nbytes].cell(Timing(point.seconds)),
         "Bus bandwidth, GB/s": lambda point: f"{point.bus_bytes_per_s(found.ranks) / 1e9:.2f}",
         "Bytes that a rank sends": lambda point: "" if point.sent is None else f"{point.sent:,}",
@@ -228,13 +243,33 @@ def _print_allreduce(found: AllreduceComparison, limits: Limits) -> None:
         rows = [(f"{n:,}", *(texts[n, name] for name in shown)) for n in sorted(bounds)]
         if shown:
             columns = ["bytes", *(name.replace("_", " ") for name in shown)]
-            print_table(title, columns, rows, width=22 + 14 * len(shown))
+            wide = 28 if found.rounds > 1 else 14
+            print_table(title, columns, rows, width=22 + wide * len(shown))
     for nbytes, bound in bounds.items():
         if bound.seconds is not None:
             print(f"Limit of {nbytes:,} bytes: {1e6 * bound.seconds:,.2f} us, {bound.why}.")
     if LIBRARY in names:
         steps = ", ".join(f"from {start:,} bytes {name}" for start, name in found.table().steps)
         print(f"Fastest: {steps}.")
+    for nbytes in bounds if found.rounds > 1 else ():
+        times = found.seconds()[nbytes]
+        best = min(times, key=times.__getitem__)
+        ratios = [f"{name} / {best} {found.ratio(name, best, nbytes)}" for name in names]
+        others = ", ".join(each for name, each in zip(names, ratios, strict=True) if name != best)
+        print(f"{nbytes:,} bytes: {others or best}")
+    return bounds
+
+
+def _median(point: AllreducePoint) -> str:
+    return f"{1e6 * point.median_s:,.1f}"
+
+
+def _microseconds(point: AllreducePoint) -> str:
+    from dlguide.measure import Timing
+
+    timing = Timing(point.seconds)
+    low, high = timing.low, timing.high
+    return f"{_median(point)} ({1e6 * low:,.1f} to {1e6 * high:,.1f})"
 
 
 @bench.command("io")

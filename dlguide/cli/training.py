@@ -167,6 +167,9 @@ def run(
     script: Annotated[str, typer.Argument(help="A Python script; its arguments follow it.")],
     ranks: Annotated[int, typer.Option("-n", "--ranks", "--np", help="Number of MPI ranks.")] = 2,
     oversubscribe: OversubscribeOption = False,
+    mpi: Annotated[
+        str | None, typer.Option(help="mpich, openmpi or intel; default: the environment's own.")
+    ] = None,
     transparent: Annotated[
         bool, typer.Option(help="Make a Keras script for one process parallel, without a change.")
     ] = False,
@@ -191,12 +194,12 @@ def run(
     require(transparent or report is None, "report", must, str(report))
     require(transparent or seed is None, "seed", must, seed)
     if not transparent:
-        run_script(script, context.args, ranks, oversubscribe)
+        run_script(script, context.args, ranks, oversubscribe, mpi=mpi)
         return
     if report is not None:
         require_writable(report.absolute().parent, "report")
     seed = secrets.randbelow(2**31) if seed is None else require_count(seed, "seed", least=0)
-    changed = run_script(script, context.args, ranks, oversubscribe, seed)
+    changed = run_script(script, context.args, ranks, oversubscribe, seed, mpi)
     typer.echo(f"\n{changed['text']}", err=True)
     if report is not None:
         report.write_text(json.dumps({k: v for k, v in changed.items() if k != "text"}, indent=1))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dlguide.cluster import processes
+from dlguide.cluster.mpi import SESSION, find_mpi
 from dlguide.cluster.rank import STALL_WARNING_S
 from dlguide.errors import MissingComponentError, require, require_count, require_known
 from dlguide.machine import threads
@@ -50,6 +51,7 @@ def rank_environment(
         processes.OWNER: processes.identity(owner or os.getpid()),
         processes.FOLDER: str(folder),
         processes.PLAN: json.dumps(asdict(plan)),
+        SESSION: str(folder),
         "UCX_TLS": os.environ.get("UCX_TLS", "sm,self"),
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(STALL_WARNING_S),
         # Horovod looks for new gradients once a cycle. Its own 1 ms is a large part of a step of
@@ -108,6 +110,14 @@ def find_mpiexec(names: Sequence[str] = ("mpiexec.gforker", "mpiexec")) -> Path:
             return path
     fix = "Correct DLGUIDE_MPIEXEC." if named else "Run `pip install mpich`."
     raise MissingComponentError(f"There is no mpiexec at {known[-1]}. {fix}")
+
+
+def launcher_of(mpi: str | None) -> tuple[Path, dict[str, str]]:
+    """Return the launcher of an MPI and its ranks' variables; None for this Python's own MPI."""
+    if mpi is None:
+        return find_mpiexec(), {}
+    found = find_mpi(mpi)
+    return found.mpiexec, found.environment()
 
 
 @dataclass(frozen=True)

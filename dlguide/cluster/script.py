@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from dlguide.cluster import errors, processes, script_lint, supervision
-from dlguide.cluster.environment import MODULE, find_mpiexec, rank_environment, start_watchdog
+from dlguide.cluster.environment import MODULE, launcher_of, rank_environment, start_watchdog
 from dlguide.cluster.errors import RankError
+from dlguide.cluster.mpi import KNOWN, prepare_rank, require_one_world, world
 from dlguide.cluster.output import RankPipes, redirect
 from dlguide.cluster.processes import PLAN
 from dlguide.cluster.rank import BEAT_S, Monitor, collect_rarely, guarded, log_path
@@ -35,6 +36,7 @@ from dlguide.measure import launched
 
 START_S = 60.0
 END_S = 60.0  # libraries may take long to exit on ranks that share a core
+WORLD = "world"  # a rank writes it that sees another number of ranks than it should
 GO = "go"  # the ranks begin when this file appears: from then on every death is seen
 
 
@@ -44,6 +46,7 @@ def run_script(
     ranks: int = 2,
     oversubscribe: bool = False,
     seed: int | None = None,
+    mpi: str | None = None,
 ) -> dict[str, Any] | None:
     """Run a Python script on MPI ranks of this machine and wait for its end.
 
@@ -52,22 +55,27 @@ def run_script(
         oversubscribe: allow more ranks than cores.
         seed: of a Keras script for one process that the ranks run in parallel unchanged
             (`dlguide.horovod.transparent`); None for a script that uses MPI or Horovod itself.
+        mpi: as in `Cluster`.
 
     Returns:
         The report of a transparent run, else None.
 
     Raises:
         RankError: if a rank failed, or the script cannot be made parallel.
-        ValueError: if there is no such script, or there are more ranks than cores.
+        ValueError: if there is no such script, there are more ranks than cores, `mpi` is invalid,
+            or launcher and library are of different MPIs.
+        MissingComponentError: if there is no mpiexec, or this MPI is not installed.
     """
     require(Path(script).is_file(), "script", "be a file that exists", script)
     if seed is not None:
         _refuse(script, script_lint.check(script))
     plan = threads.plan(describe(), ranks=ranks, oversubscribe=oversubscribe)
-    mpiexec = find_mpiexec()
+    mpiexec, variables = launcher_of(mpi)
+    fits = seed is None or mpi is None or KNOWN[mpi].horovod
+    require(fits, "mpi", "be one that Horovod runs on if the script is transparent", mpi)
     name = uuid.uuid4().hex[:12]
     folder = Path(tempfile.mkdtemp(prefix=processes.PREFIX))
-    env = {**rank_environment(plan, name, folder), "PYTHONUNBUFFERED": "1"}
+    env = {**rank_environment(plan, name, folder, variables), "PYTHONUNBUFFERED": "1"}
     if seed is not None:
         env["PYTHONHASHSEED"] = str(seed)  # the order of sets decides the order of files
     start_watchdog(name, folder)
@@ -131,6 +139,7 @@ def _wait(launcher: subprocess.Popen, folder: Path, ranks: int) -> None:
     requests = dict.fromkeys(everyone, 1)
     deadline = time.monotonic() + START_S
     while len(states := supervision.read_states(folder, requests)) < ranks:
+        _check_world(folder, ranks, launcher)
         if launcher.poll() is not None or time.monotonic() > deadline:
             missing = [rank for rank in everyone if rank not in states]
             raise RankError("died", missing, f"{ranks_in_words(missing)} did not begin.")
@@ -141,6 +150,7 @@ def _wait(launcher: subprocess.Popen, folder: Path, ranks: int) -> None:
             path = _reply_path(folder, rank)
             if rank not in replies and path.exists():
                 replies[rank] = json.loads(path.read_text())
+        _check_world(folder, ranks, launcher)
 
     alive = RankProcesses({rank: state["pid"] for rank, state in states.items()})
     with contextlib.closing(alive) as pids:
@@ -157,6 +167,28 @@ def _wait(launcher: subprocess.Popen, folder: Path, ranks: int) -> None:
         raise RankError("died", everyone, message)
 
 
+def _check_world(folder: Path, ranks: int, launcher: subprocess.Popen) -> None:
+    """Raise if a rank has found that it is not in one world with all others."""
+    path = folder / WORLD
+    if path.exists():
+        size, library = json.loads(path.read_text())
+        require_one_world([size], ranks, library, launcher.args[0])
+
+
+def _record_world(folder: Path, ranks: int, found: tuple[int, str] | None) -> bool:
+    """Record a world that has not all ranks; return whether a world was `found` at all."""
+    if found is not None and found[0] != ranks:
+        with atomic_write(folder / WORLD) as file:
+            json.dump(found, file)
+    return found is not None
+
+
+def _watch_world(folder: Path, ranks: int) -> None:
+    """Record what MPI makes of the ranks as soon as the script has started it."""
+    while not _record_world(folder, ranks, world()):
+        time.sleep(LOOK_S)
+
+
 def _reply_path(folder: Path, rank: int) -> Path:
     """Return the file in which a rank records how its script has ended."""
     return folder / f"reply-rank{rank}.json"
@@ -164,12 +196,18 @@ def _reply_path(folder: Path, rank: int) -> Path:
 
 def rank_main(folder: Path, seed: int | None, script: str, arguments: list[str]) -> None:
     """Run the script as one rank and record how it ended."""
-    rank, _ = launched()
+    plan = threads.ThreadPlan.from_dict(json.loads(os.environ[PLAN]))
+    rank, ranks = launched()
+    _record_world(folder, plan.ranks, (ranks, "before MPI has started"))
+    if ranks != plan.ranks:
+        return
+    prepare_rank()
     collect_rarely()
     redirect(folder, rank, silent=[1] if seed is not None and rank > 0 else [])
-    threads.apply(threads.ThreadPlan.from_dict(json.loads(os.environ[PLAN])), rank)
+    threads.apply(plan, rank)
     monitor = Monitor(folder, rank)
     monitor.enter("running", 1)
+    threading.Thread(target=_watch_world, args=(folder, ranks), daemon=True).start()
     while not (folder / GO).exists():
         time.sleep(LOOK_S)
     sys.argv = [script, *arguments]
@@ -191,6 +229,7 @@ def rank_main(folder: Path, seed: int | None, script: str, arguments: list[str])
             transparent.finish(session)
 
     reply: dict[str, Any] = guarded(monitor, 1, call)
+    _record_world(folder, ranks, world())
     for stream in (sys.stdout, sys.stderr):
         # A script may have closed them or replaced them, even by None.
         with contextlib.suppress(ValueError, OSError, AttributeError):

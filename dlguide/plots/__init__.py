@@ -4,7 +4,14 @@ Every function returns a matplotlib Figure, which a notebook shows when a cell e
 `figure.savefig(path)` writes it to a file.
 """
 
-from dlguide.plots.bench import allreduce, onednn_speeds, reading_speeds, streams, tuning
+from dlguide.plots.bench import (
+    allreduce,
+    allreduce_shares,
+    onednn_speeds,
+    reading_speeds,
+    streams,
+    tuning,
+)
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 from dlguide.plots.prediction import predicted_errors, prediction
 from dlguide.plots.timeline import timeline
@@ -18,6 +25,7 @@ __all__ = [
     "PURPLE",
     "SKY",
     "allreduce",
+    "allreduce_shares",
     "figure",
     "onednn_speeds",
     "predicted_errors",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlguide.collectives import ring_share
 from dlguide.errors import require
+from dlguide.measure import Timing
 from dlguide.plots.figures import BLUE, COLOURS, GREY, MARKERS, ORANGE, SKY, figure
 
 if TYPE_CHECKING:
@@ -54,6 +55,52 @@ def allreduce(
     if ranks > 1:  # one rank sends nothing
         _logarithmic(right, "GB/s", "Bus bandwidth")
     left.legend(frameon=False, fontsize=7)
+    return drawn
+
+
+def allreduce_shares(points: Sequence[Any], bounds: Mapping[int, Any]) -> Figure:
+    """Draw allreduces as `bench.allreduce.mpis` measured them, beside the limit of the machine.
+
+    Args:
+        points: of several names and sizes.
+        bounds: by size (bytes) the limit, as `Limits.allreduce` gives it.
+
+    Returns:
+        Figure: microseconds with quartiles and the limit on the left, both axes logarithmic; on
+        the right the share of the limit, where that is known.
+
+    Raises:
+        ValueError: when there is nothing to draw.
+    """
+    require(len(points) > 0, "points", "hold at least one", [])
+    drawn, (left, right) = figure(columns=2, width=10.5, height=3.6)
+    known = {n: bound.seconds for n, bound in sorted(bounds.items()) if bound.seconds is not None}
+    left.plot(
+        known.keys(), [1e6 * each for each in known.values()], "--", color=GREY, label="limit"
+    )
+    for number, name in enumerate(dict.fromkeys(point.name for point in points)):
+        own = sorted((p for p in points if p.name == name), key=lambda point: point.nbytes)
+        sizes, times = [p.nbytes for p in own], [Timing(p.seconds) for p in own]
+        look = {"color": COLOURS[number % 6], "marker": MARKERS[number % 6], "markersize": 4}
+        middle = [1e6 * each.median for each in times]
+        around = list(
+            zip(
+                *(
+                    (1e6 * (each.median - each.low), 1e6 * (each.high - each.median))
+                    for each in times
+                ),
+                strict=True,
+            )
+        )
+        left.errorbar(sizes, middle, yerr=around, label=name, capsize=2, **look)
+        shares = {p.nbytes: bounds[p.nbytes].share(p.median_s) for p in own}
+        shares = {nbytes: share for nbytes, share in shares.items() if share is not None}
+        right.plot(shares.keys(), shares.values(), label=name, **look)
+    _logarithmic(left, "microseconds", "Time of one allreduce")
+    _logarithmic(right, "share of the limit", "Limit: memory, or two transfers of a cache line")
+    right.set_yscale("linear")
+    right.set_ylim(0, None)
+    left.legend(frameon=False, fontsize=8)
     return drawn
 
 

