@@ -29,6 +29,7 @@ from dlguide.cluster.output import RankPipes, redirect
 from dlguide.cluster.processes import PLAN
 from dlguide.cluster.rank import BEAT_S, Monitor, collect_rarely, guarded, log_path
 from dlguide.cluster.supervision import LOOK_S, RankProcesses, Replies, supervise
+from dlguide.collectives import rendezvous
 from dlguide.errors import ranks_in_words, require
 from dlguide.files import atomic_write
 from dlguide.machine import describe, threads
@@ -47,6 +48,7 @@ def run_script(
     oversubscribe: bool = False,
     seed: int | None = None,
     mpi: str | None = None,
+    gloo: bool = False,
 ) -> dict[str, Any] | None:
     """Run a Python script on MPI ranks of this machine and wait for its end.
 
@@ -56,6 +58,7 @@ def run_script(
         seed: of a Keras script for one process that the ranks run in parallel unchanged
             (`dlguide.horovod.transparent`); None for a script that uses MPI or Horovod itself.
         mpi: as in `Cluster`.
+        gloo: let Horovod exchange over Gloo, without MPI.
 
     Returns:
         The report of a transparent run, else None.
@@ -64,11 +67,14 @@ def run_script(
         RankError: if a rank failed, or the script cannot be made parallel.
         ValueError: if there is no such script, there are more ranks than cores, `mpi` is invalid,
             or launcher and library are of different MPIs.
-        MissingComponentError: if there is no mpiexec, or this MPI is not installed.
+        MissingComponentError: if there is no mpiexec, this MPI is not installed, or Horovod was
+            built without Gloo.
     """
     require(Path(script).is_file(), "script", "be a file that exists", script)
     if seed is not None:
         _refuse(script, script_lint.check(script))
+    if gloo:
+        rendezvous.require_gloo()
     plan = threads.plan(describe(), ranks=ranks, oversubscribe=oversubscribe)
     mpiexec, variables = launcher_of(mpi)
     fits = seed is None or mpi is None or KNOWN[mpi].horovod
@@ -79,7 +85,7 @@ def run_script(
     if seed is not None:
         env["PYTHONHASHSEED"] = str(seed)  # the order of sets decides the order of files
     start_watchdog(name, folder)
-    rank_command = [*MODULE, "dlguide.cluster.script", str(folder), json.dumps(seed)]
+    rank_command = [*MODULE, "dlguide.cluster.script", str(folder), json.dumps([seed, gloo])]
     processes.remove_orphaned_shared_memory()
     pipes = RankPipes(folder, ranks, plain=[(0, 1)] if seed is not None else [])
     launcher = subprocess.Popen(
@@ -194,7 +200,9 @@ def _reply_path(folder: Path, rank: int) -> Path:
     return folder / f"reply-rank{rank}.json"
 
 
-def rank_main(folder: Path, seed: int | None, script: str, arguments: list[str]) -> None:
+def rank_main(
+    folder: Path, seed: int | None, gloo: bool, script: str, arguments: list[str]
+) -> None:
     """Run the script as one rank and record how it ended."""
     plan = threads.ThreadPlan.from_dict(json.loads(os.environ[PLAN]))
     rank, ranks = launched()
@@ -205,11 +213,16 @@ def rank_main(folder: Path, seed: int | None, script: str, arguments: list[str])
     collect_rarely()
     redirect(folder, rank, silent=[1] if seed is not None and rank > 0 else [])
     threads.apply(plan, rank)
+    port = folder / "gloo-port"
+    if gloo and rank == 0:
+        port.write_text(str(rendezvous.serve(ranks).server_port))
     monitor = Monitor(folder, rank)
     monitor.enter("running", 1)
     threading.Thread(target=_watch_world, args=(folder, ranks), daemon=True).start()
     while not (folder / GO).exists():
         time.sleep(LOOK_S)
+    if gloo:
+        os.environ.update(rendezvous.environment(rank, ranks, int(port.read_text())))
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     path = script if seed is None else os.path.abspath(script)
@@ -244,5 +257,5 @@ def rank_main(folder: Path, seed: int | None, script: str, arguments: list[str])
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    where, seed_text, *rest = sys.argv[1:]
-    rank_main(Path(where), json.loads(seed_text), rest[0], rest[1:])
+    where, how, *rest = sys.argv[1:]
+    rank_main(Path(where), *json.loads(how), rest[0], rest[1:])

@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dlguide.errors import require
+from dlguide.collectives import rendezvous
+from dlguide.errors import MissingComponentError, require
 from dlguide.files import require_writable
 from dlguide.horovod.native import ProcessSet, native
+from dlguide.measure import launched
 
 TIMELINE, ON_CALL = "HOROVOD_TIMELINE", "DYNAMIC"
 # Horovod 0.28.1 keeps what was set by both of these, and then writes beyond the end of the empty
@@ -30,6 +32,7 @@ _OWNER = (
 class _Started:
     """What this process has started: MPI and Horovod each start at most as often as they can."""
 
+    transport = ""  # over which Horovod ran: MPI or Gloo
     mpi_owner = ""  # who started MPI, and so ends it
     fixed: frozenset[str] = frozenset()  # of `FATAL_TOGETHER`, what was set so far
     tuned = False
@@ -49,14 +52,18 @@ def init(
 
     Raises:
         RuntimeError: when Horovod was stopped and cannot start again: its `hvd.shutdown()` ended
-            MPI, both its fusion threshold and its cycle time were set, or it tuned itself.
+            MPI, both its fusion threshold and its cycle time were set, or it tuned itself; and
+            when it ran over MPI and is to run over Gloo, or cannot find the other ranks there.
+        MissingComponentError: when it was built without Gloo, over which it is to run.
     """
     _Started.lent = False
     if not native.is_initialized():
+        transport = _transport()
         problem = _ended() or _fatal()
         if problem:
             raise RuntimeError(f"Horovod cannot start again: {problem}")
         _Started.mpi_owner = "mpi4py" if "mpi4py.MPI" in sys.modules else "horovod"
+        _Started.transport = transport
         _Started.fixed |= FATAL_TOGETHER & set(os.environ)
         _Started.tuned |= os.environ.get(TUNER, "0") not in ("", "0")
         _Started.records_on_call = os.environ.get(TIMELINE) == ON_CALL
@@ -134,6 +141,32 @@ def init_for_recording() -> None:
             init()
 
 
+def use_gloo() -> None:
+    """Let Horovod exchange over Gloo in these processes, from its first start on; every rank calls.
+
+    The ranks are those that MPI has started, all on one machine; call it on fresh ranks, before
+    `hvd.init()`. (`dlguide run --gloo` starts ranks that need no MPI.)
+
+    Raises:
+        MissingComponentError: when Horovod was built without Gloo.
+        RuntimeError: when Horovod has run over MPI in this process.
+        ValueError: when the ranks are on several machines.
+    """
+    _require_gloo()
+    _require_same("Gloo")
+    if rendezvous.ADDRESS in os.environ:
+        return
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    here = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    machines = comm.allreduce(int(here.rank == 0))
+    here.Free()
+    require(machines == 1, "use_gloo", "be called by ranks of one machine", f"{machines} machines")
+    port = comm.bcast(rendezvous.serve(comm.size).server_port if comm.rank == 0 else None)
+    os.environ.update(rendezvous.environment(comm.rank, comm.size, port))
+
+
 @contextmanager
 def record_timeline(path: str | os.PathLike, mark_cycles: bool = False) -> Iterator[None]:
     """Record what Horovod does in a block of code; every rank must enter it.
@@ -192,6 +225,44 @@ def _problem(path: Path) -> str:
     except (ValueError, OSError) as error:
         return str(error)
     return ""
+
+
+def _transport() -> str:
+    """Return over what Horovod will exchange: MPI or Gloo.
+
+    Refuse where Horovod 0.28.1 would crash, or leave each rank alone without a word.
+    """
+    names = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")
+    controller, operations = (os.environ.get(name, "").lower() for name in names)
+    if "gloo" not in (controller, operations):
+        _require_same("MPI")
+        return "MPI"
+    _require_gloo()
+    _require_same("Gloo")
+    then = "`dlguide run --gloo` sets all variables, and `hvd.use_gloo()` does."
+    if controller != "gloo":
+        must = f"{names[0]} must be gloo where {names[1]} is, got {controller!r}."
+        raise RuntimeError(f"{must} {then}")
+    ranks = launched()[1]
+    if ranks > 1 and rendezvous.ADDRESS not in os.environ:
+        must = f"{rendezvous.ADDRESS} must be set where {names[0]} is gloo, and is not: each of the"
+        raise RuntimeError(f"{must} {ranks} ranks would be alone. {then}")
+    return "Gloo"
+
+
+def _require_gloo() -> None:
+    if not native.gloo_built():
+        raise MissingComponentError(rendezvous.NO_GLOO)
+
+
+def _require_same(transport: str) -> None:
+    """Refuse a second transport: of the first one something stays, and Horovod 0.28.1 crashes."""
+    if _Started.transport not in ("", transport):
+        raise RuntimeError(
+            f"Horovod must stay with {_Started.transport}, over which it has run in this process; "
+            f"it cannot go on over {transport}. Start new ranks, for example with "
+            "`cluster.restart()`."
+        )
 
 
 def _ended() -> str:
