@@ -89,8 +89,8 @@ class AllreduceComparison:
     def ratio(self, name: str, other: str, nbytes: int) -> Ratio:
         """Divide the time of one by that of another: median and quartiles over the rounds.
 
-        The two medians of a round were measured one after the other, so their ratio is not moved by
-        what disturbs both.
+        The medians of a round were measured within seconds, so a disturbance that lasts longer
+        affects both and moves their ratio little.
         """
         times = [
             np.median(np.reshape(point.seconds, (self.rounds, -1)), axis=1)
