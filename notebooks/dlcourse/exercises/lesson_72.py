@@ -122,7 +122,8 @@ EXERCISES = {
             ("C", "The archive is there and is unpacked. What does the program then look for?"),
         "tar xf $WRK-DIR/DONOTREMOVE/DATA/ilsvrc2012-tf.tar":
             ("E", "Which variable does the shell read? A hyphen cannot belong to its name."),
-        "mpirun ... -mca btl ^openib": ("A", "`^`: all but this. Which network is left out?"),
+        "mpirun -mca pml ob1 -mca btl ^openib ... (Open MPI of 2018)":
+            ("A", "`^`: all but this. Which network is left out?"),
         "--gres=gpu:p100:2, without --exclusive, on nodes of 4 GPUs":
             ("F", "The job runs, and well. But who gets the other two GPUs of the node?"),
         "export A=1 export B=2 mpirun -np 512 python train.py":
