@@ -66,12 +66,13 @@ for tuning in range(TUNINGS):
     tried = [float(row[4]) for row in trials(log)]
     common = {"tuning": tuning, "trials": len(tried) - 1, "tuning_rounds": len(spent)}
     common |= {"tuning_s": round(sum(spent) / 1e3, 1), "least_tried_ms": min(tried)}
-    ways = {"default": {}, "tuned": {"HOROVOD_CYCLE_TIME": str(tried[-1])}}
+    # The default is set, too: without the variable Horovod keeps the last value in its process.
+    ways = {"default": 1.0, "tuned": tried[-1]}
     with dlguide.cluster.Cluster(2) as cluster:
         for turn in range(TURNS):
-            for way, settings in ways.items():
+            for way, cycle_ms in ways.items():
+                settings = {"HOROVOD_CYCLE_TIME": str(cycle_ms)}
                 found = sorted(cluster.run(rounds_ms, settings, 100)[0])
-                cycle_ms = tried[-1] if settings else 1.0
                 row = {**common, "way": way, "cycle_ms": cycle_ms, "turn": turn}
                 rows.append(row | {"round_ms": round(found[len(found) // 2], 3)})
                 print(rows[-1], flush=True)

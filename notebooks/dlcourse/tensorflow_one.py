@@ -205,7 +205,8 @@ def pairs() -> tuple[Pair, ...]:
         Pair("minimize", _minimize_then, _minimize_now, 1e-6,
              "nothing is recorded outside the tape"),
         Pair("hooks", _hooks_then, _hooks_now, 1e-6,
-             "last_step counted from the checkpoint on; epochs count from 0 in every fit"),
+             "last_step counts from the very first step, also after a checkpoint (num_steps "
+             "counts this run's); epochs count from 0 in every fit"),
         Pair("checkpoint_dir", _checkpoint_then, _checkpoint_now, 0,
              "saving is now yours: at the end, or in a callback"),
         Pair("keep_prob", _dropout_then, _dropout_now, 0.02,

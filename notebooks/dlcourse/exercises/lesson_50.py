@@ -145,7 +145,7 @@ EXERCISES = {
     "50-4": Letters({
         "sentences": ("C", "Every sentence has its own graph: which needs none in advance?"),
         "three backends": ("A", "One source text for several frameworks: whose idea is that?"),
-        "MPI cluster": ("E", "mpiexec is there; which needs only a few lines and an MPI?"),
+        "MPI cluster": ("E", "TensorFlow 1 and mpiexec are there: which adds only a few lines?"),
         "slow workers": ("B", "No worker may wait for the slowest: which has no allreduce?"),
         "data in Spark": ("F", "The data must stay where they are, and so must the job's master."),
         "only inference": ("D", "No training at all: which is made for that?"),

@@ -119,21 +119,21 @@ def passes(first_s: Mapping[str, float], later_s: Mapping[str, float]) -> Figure
     """Draw the first and a later pass of each way, and the sum over many passes.
 
     Args:
-        first_s: way -> its first pass, for "session" the making of its graph.
+        first_s: way -> its first pass, with what it prepares.
         later_s: way -> one later pass.
     """
     said = "; ".join(f"{name} {1e3 * first_s.get(name, 0):.3g} and {1e3 * later_s[name]:.3g} ms"
                      for name in later_s)  # fmt: skip
-    alt = f"Preparation or first pass, and a later pass: {said}."
+    alt = f"First pass and a later pass: {said}."
     drawn, (bars, lines) = figure(columns=2, width=10.4, height=3.6, alt=alt)
     counts = [2**power for power in range(10)]
     for place, (name, later) in enumerate(later_s.items()):
         bars.bar(place + 0.2, 1e3 * later, 0.38, color=BLUE, label="a later pass")
         if name in first_s:
-            look = {"color": ORANGE, "hatch": "//", "label": "first pass, or making the graph"}
+            look = {"color": ORANGE, "hatch": "//", "label": "first pass"}
             bars.bar(place - 0.2, 1e3 * first_s[name], 0.38, **look)
     for name, later, look, marker in series({n: s for n, s in later_s.items() if n != "NumPy"}):
-        repeats = [count - (name in first_s and name != "session") for count in counts]
+        repeats = [count - (name in first_s) for count in counts]
         sums = [first_s.get(name, 0) + later * each for each in repeats]
         lines.plot(counts, sums, label=name, marker=marker, **look | {"linestyle": "-"})
     bars.set_xticks(range(len(later_s)), later_s, fontsize=8)
