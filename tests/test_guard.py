@@ -57,28 +57,6 @@ def test_unequal_numbers_of_batches_are_refused_with_ranks_and_numbers(tmp_path,
     assert equal == "no error"
 
 
-def trains_a_synchronized_layer():
-    import keras
-    import numpy as np
-    from horovod_cases import error_of
-
-    import dlguide.horovod as hvd
-
-    hvd.init()
-    layers = [keras.Input((2,)), keras.layers.BatchNormalization(synchronized=True, name="bn")]
-    net = keras.Sequential([*layers, keras.layers.Dense(1)])
-    net.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
-    trained = error_of(lambda: net.fit(np.ones((4, 2)), np.ones(4), verbose=0))
-    return [trained, error_of(lambda: net.predict(np.ones((4, 2)), verbose=0))]
-
-
-def test_a_layer_that_would_not_be_synchronized_is_refused(tmp_path):
-    for trained, predicted in on_ranks(2, trains_a_synchronized_layer, tmp_path):
-        assert "`synchronized` must be False in the layer 'bn' on 2 ranks" in trained
-        assert "GroupNormalization" in trained
-        assert predicted == "no error"
-
-
 @pytest.mark.parametrize("passes", [1, 3])
 def test_a_broadcast_after_the_first_update_is_in_time(tmp_path, passes):
     mean = (1.0 + 2.0) / 2

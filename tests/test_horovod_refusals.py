@@ -133,8 +133,6 @@ def test_without_init_everything_says_so():
 def test_what_horovod_has_and_this_has_not_names_what_to_use():
     with pytest.raises(AttributeError, match=r"no `elastic`\. Use .*fit\(checkpoint="):
         dlguide.horovod.elastic  # noqa: B018
-    with pytest.raises(AttributeError, match=r"no `SyncBatchNormalization`\. .*--transparent`"):
-        dlguide.horovod.SyncBatchNormalization  # noqa: B018
     assert not hasattr(dlguide.horovod, "nothing")
 
 

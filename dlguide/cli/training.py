@@ -176,6 +176,9 @@ def run(
     seed: Annotated[
         int | None, typer.Option(help="Of --transparent, where the script sets none.")
     ] = None,
+    gloo: Annotated[
+        bool, typer.Option(help="Let Horovod exchange over Gloo, without MPI.")
+    ] = False,
 ) -> None:
     """Run a script on MPI ranks; the exit status is 0 only when every rank ended well.
 
@@ -191,12 +194,12 @@ def run(
     require(transparent or report is None, "report", must, str(report))
     require(transparent or seed is None, "seed", must, seed)
     if not transparent:
-        run_script(script, context.args, ranks, oversubscribe)
+        run_script(script, context.args, ranks, oversubscribe, gloo=gloo)
         return
     if report is not None:
         require_writable(report.absolute().parent, "report")
     seed = secrets.randbelow(2**31) if seed is None else require_count(seed, "seed", least=0)
-    changed = run_script(script, context.args, ranks, oversubscribe, seed)
+    changed = run_script(script, context.args, ranks, oversubscribe, seed, gloo)
     typer.echo(f"\n{changed['text']}", err=True)
     if report is not None:
         report.write_text(json.dumps({k: v for k, v in changed.items() if k != "text"}, indent=1))

@@ -28,6 +28,7 @@ from dlguide.cluster.output import RankPipes, redirect
 from dlguide.cluster.processes import PLAN
 from dlguide.cluster.rank import BEAT_S, Monitor, collect_rarely, guarded, log_path
 from dlguide.cluster.supervision import LOOK_S, RankProcesses, Replies, supervise
+from dlguide.collectives import rendezvous
 from dlguide.errors import ranks_in_words, require
 from dlguide.files import atomic_write
 from dlguide.machine import describe, threads
@@ -44,6 +45,7 @@ def run_script(
     ranks: int = 2,
     oversubscribe: bool = False,
     seed: int | None = None,
+    gloo: bool = False,
 ) -> dict[str, Any] | None:
     """Run a Python script on MPI ranks of this machine and wait for its end.
 
@@ -52,6 +54,7 @@ def run_script(
         oversubscribe: allow more ranks than cores.
         seed: of a Keras script for one process that the ranks run in parallel unchanged
             (`dlguide.horovod.transparent`); None for a script that uses MPI or Horovod itself.
+        gloo: let Horovod exchange over Gloo, without MPI.
 
     Returns:
         The report of a transparent run, else None.
@@ -59,10 +62,13 @@ def run_script(
     Raises:
         RankError: if a rank failed, or the script cannot be made parallel.
         ValueError: if there is no such script, or there are more ranks than cores.
+        MissingComponentError: if Horovod was built without Gloo.
     """
     require(Path(script).is_file(), "script", "be a file that exists", script)
     if seed is not None:
         _refuse(script, script_lint.check(script))
+    if gloo:
+        rendezvous.require_gloo()
     plan = threads.plan(describe(), ranks=ranks, oversubscribe=oversubscribe)
     mpiexec = find_mpiexec()
     name = uuid.uuid4().hex[:12]
@@ -71,7 +77,7 @@ def run_script(
     if seed is not None:
         env["PYTHONHASHSEED"] = str(seed)  # the order of sets decides the order of files
     start_watchdog(name, folder)
-    rank_command = [*MODULE, "dlguide.cluster.script", str(folder), json.dumps(seed)]
+    rank_command = [*MODULE, "dlguide.cluster.script", str(folder), json.dumps([seed, gloo])]
     processes.remove_orphaned_shared_memory()
     pipes = RankPipes(folder, ranks, plain=[(0, 1)] if seed is not None else [])
     launcher = subprocess.Popen(
@@ -162,16 +168,23 @@ def _reply_path(folder: Path, rank: int) -> Path:
     return folder / f"reply-rank{rank}.json"
 
 
-def rank_main(folder: Path, seed: int | None, script: str, arguments: list[str]) -> None:
+def rank_main(
+    folder: Path, seed: int | None, gloo: bool, script: str, arguments: list[str]
+) -> None:
     """Run the script as one rank and record how it ended."""
-    rank, _ = launched()
+    rank, ranks = launched()
     collect_rarely()
     redirect(folder, rank, silent=[1] if seed is not None and rank > 0 else [])
     threads.apply(threads.ThreadPlan.from_dict(json.loads(os.environ[PLAN])), rank)
+    port = folder / "gloo-port"
+    if gloo and rank == 0:
+        port.write_text(str(rendezvous.serve(ranks).server_port))
     monitor = Monitor(folder, rank)
     monitor.enter("running", 1)
     while not (folder / GO).exists():
         time.sleep(LOOK_S)
+    if gloo:
+        os.environ.update(rendezvous.environment(rank, ranks, int(port.read_text())))
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     path = script if seed is None else os.path.abspath(script)
@@ -205,5 +218,5 @@ def rank_main(folder: Path, seed: int | None, script: str, arguments: list[str])
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    where, seed_text, *rest = sys.argv[1:]
-    rank_main(Path(where), json.loads(seed_text), rest[0], rest[1:])
+    where, how, *rest = sys.argv[1:]
+    rank_main(Path(where), *json.loads(how), rest[0], rest[1:])

@@ -26,6 +26,7 @@ from dlguide.horovod.native import (
     global_process_set,
     native,
 )
+from dlguide.horovod.normalization import SyncBatchNormalization
 from dlguide.horovod.ops import (
     allgather,
     allreduce,
@@ -37,7 +38,14 @@ from dlguide.horovod.ops import (
     reducescatter,
 )
 from dlguide.horovod.optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from dlguide.horovod.runtime import init, init_for_recording, record_timeline, restart, shutdown
+from dlguide.horovod.runtime import (
+    init,
+    init_for_recording,
+    over_gloo,
+    record_timeline,
+    restart,
+    shutdown,
+)
 from dlguide.horovod.state import broadcast_global_variables, broadcast_variables, load_model
 from dlguide.horovod.tape import DistributedGradientTape, PartialDistributedGradientTape
 
@@ -55,8 +63,6 @@ globals().update({name: getattr(native, name) for name in _NATIVE})
 
 # What Horovod has for Keras 2, and what to use here.
 _ABSENT = {
-    "SyncBatchNormalization": "Ranks compute the statistics of whole batches in `dlguide run "
-    "--transparent`; elsewhere use `keras.layers.GroupNormalization`, which needs no other rank.",
     "elastic": "Use `dlguide.training.fit(checkpoint=...)`: after a failure the same call resumes "
     "from the last checkpoint, from an epoch's end also on another number of ranks.",
 }
@@ -81,6 +87,7 @@ __all__ = [
     "Product",
     "RanksDifferError",
     "Sum",
+    "SyncBatchNormalization",
     "allgather",
     "allreduce",
     "alltoall",
@@ -96,6 +103,7 @@ __all__ = [
     "init",
     "init_for_recording",
     "load_model",
+    "over_gloo",
     "record_timeline",
     "reducescatter",
     "restart",

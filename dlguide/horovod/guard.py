@@ -16,13 +16,12 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from dlguide.collectives.agreement import group_ranks
-from dlguide.errors import ranks_in_words, require, require_count
-from dlguide.horovod.native import ProcessSet, communicates, global_process_set, members, native
+from dlguide.errors import ranks_in_words, require_count
+from dlguide.horovod.native import ProcessSet, communicates, global_process_set, members
 from dlguide.horovod.ops import allgather, allgather_bytes, broadcast
 
 CHECK_EVERY = 100  # updates; the switch is DLGUIDE_HVD_CHECK_EVERY, 0 turns the guard off
@@ -91,26 +90,6 @@ def check_weights(
         gathered = _gather_fingerprints(variables, process_set)
         if not bool(_equal_rows(gathered)):
             _raise(_complaint(gathered.numpy(), variables, cause, process_set))
-
-
-def refuse_synchronized_layers() -> None:
-    """Make `BatchNormalization(synchronized=True)` raise on several ranks."""
-    kind = keras.layers.BatchNormalization
-    plain = kind._moments
-    if getattr(plain, "refuses_ranks", False):
-        return
-
-    def moments(self: Any, inputs: Any, mask: Any) -> Any:
-        ranks = native.size() if native.is_initialized() else 1
-        must = f"be False in the layer {self.name!r} on {ranks} ranks, because Keras synchronizes "
-        must += "replicas within a process only: each rank would use its own statistics"
-        then = "Use `keras.layers.GroupNormalization`, or `dlguide run --transparent`, which forms "
-        then += "the statistics of the whole batch."
-        require(not self.synchronized or ranks == 1, "synchronized", must, True, then)
-        return plain(self, inputs, mask)
-
-    moments.refuses_ranks = True
-    kind._moments = moments
 
 
 def require_equal_steps(steps: int | None, process_set: ProcessSet = global_process_set) -> None:

@@ -13,7 +13,7 @@ from keras.src.callbacks.callback_list import CallbackList
 from keras.src.saving import object_registration
 
 from dlguide.errors import require, require_count
-from dlguide.horovod.guard import check_interval, refuse_synchronized_layers, require_equal_steps
+from dlguide.horovod.guard import check_interval, require_equal_steps
 from dlguide.horovod.native import (
     Average,
     Compression,
@@ -402,4 +402,3 @@ def compare_steps() -> None:
 
 agree_on_overflow()
 compare_steps()
-refuse_synchronized_layers()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dlguide.errors import require
+from dlguide.collectives import rendezvous
+from dlguide.errors import MissingComponentError, require
 from dlguide.files import require_writable
 from dlguide.horovod.native import ProcessSet, native
+from dlguide.measure import launched
 
 TIMELINE, ON_CALL = "HOROVOD_TIMELINE", "DYNAMIC"
 # Horovod 0.28.1 keeps what was set by both of these, and then writes beyond the end of the empty
@@ -49,10 +51,13 @@ def init(
 
     Raises:
         RuntimeError: when Horovod was stopped and cannot start again: its `hvd.shutdown()` ended
-            MPI, both its fusion threshold and its cycle time were set, or it tuned itself.
+            MPI, both its fusion threshold and its cycle time were set, or it tuned itself; and
+            when it would run over Gloo without knowing the other ranks.
+        MissingComponentError: when it was built without Gloo, over which it is to run.
     """
     _Started.lent = False
     if not native.is_initialized():
+        _require_others()
         problem = _ended() or _fatal()
         if problem:
             raise RuntimeError(f"Horovod cannot start again: {problem}")
@@ -130,8 +135,47 @@ def init_for_recording() -> None:
     if not native.is_initialized():
         import mpi4py.MPI  # noqa: F401  MPI then outlives Horovod
 
-        with _variable(ON_CALL):
+        with _variables({TIMELINE: ON_CALL}):
             init()
+
+
+@contextmanager
+def over_gloo() -> Iterator[None]:
+    """Let Horovod exchange over Gloo in a block of code; every rank must enter it.
+
+    The ranks are those that MPI has started, all on one machine. Horovod is stopped and started
+    again, before the block and, where it ran, after it; process sets that were added are lost.
+    (`dlguide run --gloo` starts ranks that need no MPI.)
+
+    Raises:
+        MissingComponentError: when Horovod was built without Gloo.
+        RuntimeError: when Horovod runs and cannot be started again, see `shutdown`.
+        ValueError: when the ranks are on several machines.
+    """
+    from mpi4py import MPI
+
+    if not native.gloo_built():
+        raise MissingComponentError(rendezvous.NO_GLOO)
+    comm = MPI.COMM_WORLD
+    here = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    machines = comm.allreduce(1 if here.rank == 0 else 0)
+    here.Free()
+    require(machines == 1, "over_gloo", "be entered by ranks of one machine", f"{machines} of them")
+    ran, lent = native.is_initialized(), _Started.lent
+    server = rendezvous.serve(comm.size) if comm.rank == 0 else None
+    port = comm.bcast(server and server.server_port)
+    with _variables(rendezvous.environment(comm.rank, comm.size, port)):
+        try:
+            restart()
+            yield
+        finally:
+            shutdown()
+            if server is not None:
+                server.shutdown()
+                server.server_close()
+    if ran:
+        init()
+        _Started.lent = lent
 
 
 @contextmanager
@@ -161,28 +205,32 @@ def record_timeline(path: str | os.PathLike, mark_cycles: bool = False) -> Itera
     if problem:
         raise ValueError(problem)
     if not records_on_call():
-        with _variable(ON_CALL):
+        with _variables({TIMELINE: ON_CALL}):
             restart()
     native.start_timeline(str(path), mark_cycles)
     yield
     native.stop_timeline()
     if not wanted and not restart_problem():
-        with _variable(None):
+        with _variables({TIMELINE: None}):
             restart()
 
 
 @contextmanager
-def _variable(value: str | None) -> Iterator[None]:
-    """Set HOROVOD_TIMELINE, or remove it, for the time of the block."""
-    before = os.environ.pop(TIMELINE, None)
-    if value is not None:
-        os.environ[TIMELINE] = value
+def _variables(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables of the environment, or remove them (None), for the time of the block."""
+    before = {name: os.environ.get(name) for name in values}
+
+    def set_all(wanted: Mapping[str, str | None]) -> None:
+        for name, value in wanted.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+    set_all(values)
     try:
         yield
     finally:
-        os.environ.pop(TIMELINE, None)
-        if before is not None:
-            os.environ[TIMELINE] = before
+        set_all(before)
 
 
 def _problem(path: Path) -> str:
@@ -192,6 +240,24 @@ def _problem(path: Path) -> str:
     except (ValueError, OSError) as error:
         return str(error)
     return ""
+
+
+def _require_others() -> None:
+    """Refuse Gloo where Horovod 0.28.1 would crash, or leave each rank alone without a word."""
+    names = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")
+    controller, operations = (os.environ.get(name, "").lower() for name in names)
+    if "gloo" not in (controller, operations):
+        return
+    if not native.gloo_built():
+        raise MissingComponentError(rendezvous.NO_GLOO)
+    then = "`dlguide run --gloo` sets both, and `hvd.over_gloo()` does."
+    if controller != "gloo":
+        must = f"{names[0]} must be gloo where {names[1]} is, got {controller!r}."
+        raise RuntimeError(f"{must} {then}")
+    ranks = launched()[1]
+    if ranks > 1 and rendezvous.ADDRESS not in os.environ:
+        must = f"{rendezvous.ADDRESS} must be set where {names[0]} is gloo, and is not: each of the"
+        raise RuntimeError(f"{must} {ranks} ranks would be alone. {then}")
 
 
 def _ended() -> str:

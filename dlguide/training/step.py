@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +84,8 @@ class Gradients:
         import tensorflow as tf
 
         with tf.GradientTape() as tape:
-            outputs = tf.cast(self.model(images, training=True), self.dtype)
+            with _synchronized(self.ranks, scale > 0):
+                outputs = tf.cast(self.model(images, training=True), self.dtype)
             losses = _per_sample(self.loss(labels, outputs), "loss")
             loss = tf.reduce_sum(losses) * scale
             whole = loss
@@ -101,6 +104,12 @@ class Gradients:
             if gradient is not None
         )
         return tf.stack([loss, *sums]), found
+
+
+def _synchronized(ranks: int, counted: Any) -> AbstractContextManager:
+    """Let synchronized layers ask the ranks of this training, for the samples that count."""
+    layers = sys.modules.get("dlguide.horovod.normalization")
+    return nullcontext() if layers is None else layers.counting(ranks > 1 and counted)
 
 
 def _per_sample(values: Any, name: str) -> Any:

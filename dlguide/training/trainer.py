@@ -60,9 +60,10 @@ def fit(
 
     Synchronous data parallelism: p ranks hold the same weights; in each step every rank takes
     its own `batch_per_rank` samples of the global batch of p x batch_per_rank, and Horovod sums
-    the gradients of all. Without dropout and batch normalisation the weights are those of one
-    process that trains with the global batch. On many ranks all of them must call this, with the
-    same arguments. If one rank cannot read its data, all fail together at the end of that epoch.
+    the gradients of all. Without dropout, and with batch normalisation only where its layers are
+    `synchronized`, the weights are those of one process with the global batch. On many ranks all
+    of them must call this, with the same arguments. If one rank cannot read its data, all fail
+    together at the end of that epoch.
 
     Args:
         model: a name of `models.names("digits", "classifier")`, a Keras model, or a function that

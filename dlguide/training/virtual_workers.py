@@ -10,6 +10,7 @@ import numpy as np
 
 from dlguide.collectives.communicator import Communicator
 from dlguide.data.datasets import RankShard
+from dlguide.errors import require
 from dlguide.training.feed import ArrayFeed, Batch, PipelineFeed
 from dlguide.training.step import Gradients, adds_losses_of_inputs, compiled_step, traced
 
@@ -34,6 +35,11 @@ class VirtualWorkers:
         self, gradients: Gradients, optimizer: keras.Optimizer, comm: Communicator, count: int
     ) -> None:
         self.model, self.comm, self.count = gradients.model, comm, count
+        layers = self.model._flatten_layers()
+        names = [layer.name for layer in layers if getattr(layer, "synchronized", False)]
+        must = f"be 1 for a model with layers that synchronize ranks ({', '.join(names)})"
+        then = "Workers of a rank run one after the other: use more ranks."
+        require(count == 1 or not names, "virtual_workers", must, count, then)
         self._state = replica_state(self.model)
         averages = {id(v) for v in self.model.non_trainable_weights if "float" in str(v.dtype)}
         self._averages = [n for n, v in enumerate(self._state) if id(v) in averages]

@@ -97,7 +97,6 @@ class Session:
         self.phase = ""  # "train" or "test" while batches are shared, "whole" within predict
         self.weight: Any = None  # within a shared step: own samples * ranks / all samples
         self.graph: Any = None  # within a shared step: the graph that it is traced in
-        self.turn = tf.Variable(0, trainable=False)  # assigned by what must run in order
         self.normalized: dict[int, Any] = {}  # layers with statistics of all ranks, by id
         self._share = tf.Variable(0.0, dtype=tf.float64, trainable=False)
         self._named: Counter = Counter()  # exchanges of a layer in the current step

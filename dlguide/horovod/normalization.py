@@ -1,0 +1,219 @@
+"""Batch normalization with the statistics of the samples of all ranks.
+
+Each rank sends the count, the mean and the sum of squared deviations of its samples; from those
+of all ranks every rank forms the same mean and variance:
+
+    n = sum_r n_r,  m = sum_r n_r m_r / n,  v = sum_r (q_r + n_r (m_r - m)^2) / n
+
+Nothing large is subtracted from something large, so that this rounds as little as one process
+does, and takes one exchange. The mean and the variance depend on the samples of all ranks, hence
+so does the loss of each: the backward pass takes a second exchange.
+
+Source:
+    Chan, Golub and LeVeque, The American Statistician 37 (1983), 242-247, for the formula.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
+
+import keras
+import tensorflow as tf
+from tensorflow.python.framework.func_graph import FuncGraph
+
+from dlguide.errors import require
+from dlguide.horovod.native import Sum, native
+from dlguide.horovod.ops import allgather, allreduce
+from dlguide.horovod.reduction import refuse_xla
+
+_counted: Any = True  # whether this rank's samples count; False also ends the exchange
+_exchanges: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()  # by outermost graph
+
+
+def SyncBatchNormalization(fused: bool = False, **options: Any) -> keras.layers.BatchNormalization:
+    """Return a layer of batch normalization with the statistics of all ranks' samples.
+
+    Samples count equally, whatever rank they are on (in Horovod 0.28.1 ranks count equally): p
+    ranks train as one process with the global batch when their gradients are added up as those of
+    its mean loss. All ranks must call the layer equally often. In a training step it sends 3
+    values per channel to each other rank, and 2 through an allreduce in the backward pass.
+
+    The layer is Keras' own with `synchronized=True`, which works in the same way on ranks; a
+    saved model opens without Horovod.
+
+    Args:
+        fused: must be False, as in Horovod.
+        options: those of `keras.layers.BatchNormalization`.
+
+    Returns:
+        keras.layers.BatchNormalization: the layer.
+
+    Raises:
+        ValueError: for another `fused`.
+    """
+    require(fused is False, "fused", "be False in a synchronized layer", fused)
+    return keras.layers.BatchNormalization(**{**options, "synchronized": True})
+
+
+def synchronize_layers() -> None:
+    """Let Keras' layers with `synchronized=True` take the statistics of all ranks.
+
+    Keras asks the replicas of `tf.distribute` only, which ranks are not.
+    """
+    kind = keras.layers.BatchNormalization
+    plain = kind._moments
+    if getattr(plain, "asks_all_ranks", False):
+        return
+
+    def moments(self: Any, inputs: Any, mask: Any) -> Any:
+        ranks = native.size() if native.is_initialized() else 1
+        if not self.synchronized or ranks == 1 or _counted is False:
+            return plain(self, inputs, mask)
+        return _moments_of_all(self, inputs, mask, _counted)
+
+    moments.asks_all_ranks = True
+    kind._moments = moments
+
+
+@contextmanager
+def counting(counted: Any) -> Iterator[None]:
+    """Say whether this rank's samples count in the layers that are called within the block.
+
+    False for a model that this rank trains alone, which then exchanges nothing; a tensor where
+    ranks may hold a placeholder in place of samples.
+    """
+    global _counted
+    before, _counted = _counted, counted
+    try:
+        yield
+    finally:
+        _counted = before
+
+
+def _moments_of_all(layer: Any, inputs: Any, mask: Any, counted: Any) -> tuple[Any, Any]:
+    refuse_xla()
+    name = _exchange_name()
+    passes = itertools.count()
+
+    def gather(own: tf.Tensor) -> tf.Tensor:
+        own = tf.where(counted, own, 0)
+        return in_turn(lambda: allgather(own[None], name))
+
+    def add(own: tf.Tensor) -> tf.Tensor:
+        own = tf.where(counted, own, 0)
+        here = name and f"{name}.backward{next(passes)}"
+        summed = in_turn(lambda: allreduce(own, here, op=Sum))
+        return tf.where(counted, summed, 0)
+
+    def refuse() -> NoReturn:
+        raise NotImplementedError(
+            f"The gradient of a gradient through the batch normalization {layer.name!r} is not "
+            "available on ranks. Use `keras.layers.GroupNormalization`, which needs no other rank."
+        )
+
+    return moments_over_ranks(layer, inputs, mask, gather, add, refuse)
+
+
+def _exchange_name() -> str | None:
+    """Return a name that is the same on all ranks, whatever their layers are called.
+
+    Eagerly there is none: the exchanges follow each other.
+    """
+    if tf.executing_eagerly():
+        return None
+    graph = tf.compat.v1.get_default_graph()
+    while isinstance(getattr(graph, "outer_graph", None), FuncGraph):
+        graph = graph.outer_graph
+    return f"batch_normalization.{next(_exchanges.setdefault(graph, itertools.count()))}"
+
+
+def moments_over_ranks(
+    layer: keras.layers.BatchNormalization,
+    inputs: Any,
+    mask: Any,
+    gather: Callable[[tf.Tensor], tf.Tensor],
+    add: Callable[[tf.Tensor], tf.Tensor],
+    refuse: Callable[[], NoReturn],
+) -> tuple[Any, Any]:
+    """Return what `BatchNormalization._moments` returns in one process with the whole batch.
+
+    Called by all ranks.
+
+    Args:
+        layer: the layer.
+        inputs: this rank's samples.
+        mask: as in Keras.
+        gather: returns the statistics of all ranks, shape (ranks, 3, channels), from those of this
+            one, which are zeros where its samples do not count.
+        add: returns the sum over the ranks of what is propagated back, shape (2, channels), in
+            the scale of this rank's loss; zeros where its samples do not count.
+        refuse: raises where a gradient's gradient is taken.
+    """
+    axes, channels = layer._reduction_axes, inputs.shape[layer.axis]
+    along = [1] * len(inputs.shape)
+    along[layer.axis] = channels
+    valid, small = None, 0.0
+    if mask is not None:
+        valid = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
+        small = keras.config.epsilon()  # Keras divides by the count and this
+
+    def add_up(values: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(values if valid is None else tf.where(valid, values, 0), axes)
+
+    @tf.custom_gradient
+    def add_once(values: tf.Tensor) -> Any:
+        return add(values), lambda _: refuse()
+
+    @tf.custom_gradient
+    def compute(x: tf.Tensor) -> Any:
+        if valid is None:
+            count = tf.fill([channels], tf.cast(tf.size(x) // channels, x.dtype))
+        else:
+            count = add_up(tf.ones_like(x))
+        mean = tf.math.divide_no_nan(add_up(x), count)
+        squares = add_up(tf.square(x - tf.reshape(mean, along)))
+        rows = gather(tf.stack([count, mean, squares]))
+        counts, means, squares = tf.unstack(tf.cast(rows, tf.float64), axis=1)
+        total = tf.reduce_sum(counts, 0) + small
+        mean = tf.math.divide_no_nan(tf.reduce_sum(counts * means, 0), total)
+        squares = tf.reduce_sum(squares + counts * tf.square(means - mean), 0)
+        variance = tf.cast(tf.math.divide_no_nan(squares, total), x.dtype)
+        mean, total = tf.cast(mean, x.dtype), tf.cast(total, x.dtype)
+
+        def backward(of_mean: tf.Tensor, of_variance: tf.Tensor) -> tf.Tensor:
+            of_mean, of_variance = tf.unstack(add_once(tf.stack([of_mean, of_variance])))
+            of_mean -= 2 * small * mean * of_variance / total
+            slope = tf.reshape(of_variance, along) * 2 * (x - tf.reshape(mean, along))
+            slope = (slope + tf.reshape(of_mean, along)) / tf.reshape(total, along)
+            return slope if valid is None else tf.where(valid, slope, 0)
+
+        return (mean, variance), backward
+
+    return compute(tf.convert_to_tensor(inputs))
+
+
+def in_turn(exchange: Callable[[], tf.Tensor]) -> tf.Tensor:
+    """Exchange after everything before it and before everything after it.
+
+    A `tf.function` that is called twice bears the same names twice: its calls must not overlap.
+    TensorFlow keeps the order of what changes a variable.
+    """
+    with tf.control_dependencies([_turn().read_value()]):
+        result = exchange()
+    with tf.control_dependencies([result]):
+        _turn().assign_add(1)
+    return result
+
+
+@cache
+def _turn() -> tf.Variable:
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tf.Variable(0, dtype=tf.int64, trainable=False)
+
+
+synchronize_layers()
