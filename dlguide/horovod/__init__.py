@@ -41,10 +41,10 @@ from dlguide.horovod.optimizer import DistributedOptimizer, PartialDistributedOp
 from dlguide.horovod.runtime import (
     init,
     init_for_recording,
-    over_gloo,
     record_timeline,
     restart,
     shutdown,
+    use_gloo,
 )
 from dlguide.horovod.state import broadcast_global_variables, broadcast_variables, load_model
 from dlguide.horovod.tape import DistributedGradientTape, PartialDistributedGradientTape
@@ -103,11 +103,11 @@ __all__ = [
     "init",
     "init_for_recording",
     "load_model",
-    "over_gloo",
     "record_timeline",
     "reducescatter",
     "restart",
     "shutdown",
+    "use_gloo",
     *_NATIVE,
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ _OWNER = (
 class _Started:
     """What this process has started: MPI and Horovod each start at most as often as they can."""
 
+    transport = ""  # over which Horovod ran: MPI or Gloo
     mpi_owner = ""  # who started MPI, and so ends it
     fixed: frozenset[str] = frozenset()  # of `FATAL_TOGETHER`, what was set so far
     tuned = False
@@ -52,16 +53,17 @@ def init(
     Raises:
         RuntimeError: when Horovod was stopped and cannot start again: its `hvd.shutdown()` ended
             MPI, both its fusion threshold and its cycle time were set, or it tuned itself; and
-            when it would run over Gloo without knowing the other ranks.
+            when it ran over MPI and is to run over Gloo, or cannot find the other ranks there.
         MissingComponentError: when it was built without Gloo, over which it is to run.
     """
     _Started.lent = False
     if not native.is_initialized():
-        _require_others()
+        transport = _transport()
         problem = _ended() or _fatal()
         if problem:
             raise RuntimeError(f"Horovod cannot start again: {problem}")
         _Started.mpi_owner = "mpi4py" if "mpi4py.MPI" in sys.modules else "horovod"
+        _Started.transport = transport
         _Started.fixed |= FATAL_TOGETHER & set(os.environ)
         _Started.tuned |= os.environ.get(TUNER, "0") not in ("", "0")
         _Started.records_on_call = os.environ.get(TIMELINE) == ON_CALL
@@ -135,47 +137,34 @@ def init_for_recording() -> None:
     if not native.is_initialized():
         import mpi4py.MPI  # noqa: F401  MPI then outlives Horovod
 
-        with _variables({TIMELINE: ON_CALL}):
+        with _variable(ON_CALL):
             init()
 
 
-@contextmanager
-def over_gloo() -> Iterator[None]:
-    """Let Horovod exchange over Gloo in a block of code; every rank must enter it.
+def use_gloo() -> None:
+    """Let Horovod exchange over Gloo in these processes, from its first start on; every rank calls.
 
-    The ranks are those that MPI has started, all on one machine. Horovod is stopped and started
-    again, before the block and, where it ran, after it; process sets that were added are lost.
-    (`dlguide run --gloo` starts ranks that need no MPI.)
+    The ranks are those that MPI has started, all on one machine; call it on fresh ranks, before
+    `hvd.init()`. (`dlguide run --gloo` starts ranks that need no MPI.)
 
     Raises:
         MissingComponentError: when Horovod was built without Gloo.
-        RuntimeError: when Horovod runs and cannot be started again, see `shutdown`.
+        RuntimeError: when Horovod has run over MPI in this process.
         ValueError: when the ranks are on several machines.
     """
+    _require_gloo()
+    _require_same("Gloo")
+    if rendezvous.ADDRESS in os.environ:
+        return
     from mpi4py import MPI
 
-    if not native.gloo_built():
-        raise MissingComponentError(rendezvous.NO_GLOO)
     comm = MPI.COMM_WORLD
     here = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    machines = comm.allreduce(1 if here.rank == 0 else 0)
+    machines = comm.allreduce(int(here.rank == 0))
     here.Free()
-    require(machines == 1, "over_gloo", "be entered by ranks of one machine", f"{machines} of them")
-    ran, lent = native.is_initialized(), _Started.lent
-    server = rendezvous.serve(comm.size) if comm.rank == 0 else None
-    port = comm.bcast(server and server.server_port)
-    with _variables(rendezvous.environment(comm.rank, comm.size, port)):
-        try:
-            restart()
-            yield
-        finally:
-            shutdown()
-            if server is not None:
-                server.shutdown()
-                server.server_close()
-    if ran:
-        init()
-        _Started.lent = lent
+    require(machines == 1, "use_gloo", "be called by ranks of one machine", f"{machines} machines")
+    port = comm.bcast(rendezvous.serve(comm.size).server_port if comm.rank == 0 else None)
+    os.environ.update(rendezvous.environment(comm.rank, comm.size, port))
 
 
 @contextmanager
@@ -205,32 +194,28 @@ def record_timeline(path: str | os.PathLike, mark_cycles: bool = False) -> Itera
     if problem:
         raise ValueError(problem)
     if not records_on_call():
-        with _variables({TIMELINE: ON_CALL}):
+        with _variable(ON_CALL):
             restart()
     native.start_timeline(str(path), mark_cycles)
     yield
     native.stop_timeline()
     if not wanted and not restart_problem():
-        with _variables({TIMELINE: None}):
+        with _variable(None):
             restart()
 
 
 @contextmanager
-def _variables(values: Mapping[str, str | None]) -> Iterator[None]:
-    """Set variables of the environment, or remove them (None), for the time of the block."""
-    before = {name: os.environ.get(name) for name in values}
-
-    def set_all(wanted: Mapping[str, str | None]) -> None:
-        for name, value in wanted.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-
-    set_all(values)
+def _variable(value: str | None) -> Iterator[None]:
+    """Set HOROVOD_TIMELINE, or remove it, for the time of the block."""
+    before = os.environ.pop(TIMELINE, None)
+    if value is not None:
+        os.environ[TIMELINE] = value
     try:
         yield
     finally:
-        set_all(before)
+        os.environ.pop(TIMELINE, None)
+        if before is not None:
+            os.environ[TIMELINE] = before
 
 
 def _problem(path: Path) -> str:
@@ -242,15 +227,19 @@ def _problem(path: Path) -> str:
     return ""
 
 
-def _require_others() -> None:
-    """Refuse Gloo where Horovod 0.28.1 would crash, or leave each rank alone without a word."""
+def _transport() -> str:
+    """Return over what Horovod will exchange: MPI or Gloo.
+
+    Refuse where Horovod 0.28.1 would crash, or leave each rank alone without a word.
+    """
     names = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")
     controller, operations = (os.environ.get(name, "").lower() for name in names)
     if "gloo" not in (controller, operations):
-        return
-    if not native.gloo_built():
-        raise MissingComponentError(rendezvous.NO_GLOO)
-    then = "`dlguide run --gloo` sets both, and `hvd.over_gloo()` does."
+        _require_same("MPI")
+        return "MPI"
+    _require_gloo()
+    _require_same("Gloo")
+    then = "`dlguide run --gloo` sets all variables, and `hvd.use_gloo()` does."
     if controller != "gloo":
         must = f"{names[0]} must be gloo where {names[1]} is, got {controller!r}."
         raise RuntimeError(f"{must} {then}")
@@ -258,6 +247,22 @@ def _require_others() -> None:
     if ranks > 1 and rendezvous.ADDRESS not in os.environ:
         must = f"{rendezvous.ADDRESS} must be set where {names[0]} is gloo, and is not: each of the"
         raise RuntimeError(f"{must} {ranks} ranks would be alone. {then}")
+    return "Gloo"
+
+
+def _require_gloo() -> None:
+    if not native.gloo_built():
+        raise MissingComponentError(rendezvous.NO_GLOO)
+
+
+def _require_same(transport: str) -> None:
+    """Refuse a second transport: of the first one something stays, and Horovod 0.28.1 crashes."""
+    if _Started.transport not in ("", transport):
+        raise RuntimeError(
+            f"Horovod must stay with {_Started.transport}, over which it has run in this process; "
+            f"it cannot go on over {transport}. Start new ranks, for example with "
+            "`cluster.restart()`."
+        )
 
 
 def _ended() -> str:
