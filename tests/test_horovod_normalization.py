@@ -163,7 +163,7 @@ def fits_beside_one_process():
 
     errors = {
         "xla": error_of(lambda: xla.fit(x, y, verbose=0)),
-        "workers": error_of(lambda: fit(net(True, image), data, config=workers)),
+        "workers": error_of(lambda: fit(net(True, image), data, batch_per_rank=10, config=workers)),
         "twice": error_of(gradient_of_gradient),
     }
     return [found, errors]
