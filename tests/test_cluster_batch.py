@@ -45,6 +45,7 @@ CASES = {
     "inside, anew": (Job("train.py", inside=True, requeue=True), SITE),
     "pbs": (Job("train.py", nodes=3), PBS),
     "pbs, all of it": (LARGE, PBS),
+    "pbs, inside": (Job("train.py", inside=True, nodes=2, ranks_per_node=4), PBS),
 }
 
 
@@ -347,8 +348,6 @@ def test_job_larger_than_any_node_of_the_site_is_refused_before_it_waits():
         batch.script(Job("a.py", gpus_per_node=8), SITE)
     with pytest.raises(ValueError, match="at most the site's 1-00:00:00, got '25:00:00'"):
         batch.script(Job("a.py", time="25:00:00"), Profile(max_time="1-00:00:00"))
-    with pytest.raises(ValueError, match="False under PBS"):
-        batch.script(Job("a.py", inside=True), PBS)
     with pytest.raises(ValueError, match="`output` must be known"):
         batch.script(LARGE, PBS)
     assert seconds_of("1-00:00:00") == 24 * 3600

@@ -1,6 +1,7 @@
-"""A cluster finds the nodes of its Slurm job, and looks only at the ranks it can see.
+"""A cluster finds the nodes of its job, and looks only at the ranks it can see.
 
-Tests dlguide.cluster.environment.
+PBS and Flux are not installed: their node files and answers are recorded, Hydra and stand-ins
+start the ranks. Tests dlguide.cluster.environment.
 """
 
 from __future__ import annotations
@@ -9,53 +10,220 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
-from dlguide.cluster import Cluster, RankError, environment, processes
+from dlguide.cluster import Cluster, RankError, environment, launch, processes
 from dlguide.cluster.environment import Allocation
 from dlguide.errors import MissingComponentError
+from dlguide.machine import describe
+from dlguide.machine.topology import Core
 
 pytestmark = pytest.mark.ranks
 
-SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": "4(x2)"}
+SLURM = {
+    "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": "4(x2)",
+    "SLURM_JOB_CPUS_PER_NODE": "8(x2)",
+}  # fmt: skip
+PBS = {"PBS_JOBID": "12.server", "NCPUS": "8"}
+FLUX = {"FLUX_URI": "local:///run/flux-1"}
+OTHERS = ("PBS_NODEFILE", "FLUX_JOB_ID")
 
 
 @pytest.fixture
-def slurm(monkeypatch):
-    def inside(**more):
-        for name, value in {**SLURM, **more}.items():
-            monkeypatch.setenv(name, value)
-        return environment.find_allocation("slurm")
-
-    for name in SLURM:
+def job(monkeypatch):
+    """Give a function that puts this process into a job and looks for it."""
+    for name in (*SLURM, *PBS, *FLUX, *OTHERS):
         monkeypatch.delenv(name, raising=False)
+
+    def inside(variables, named=True, **more):
+        for name, value in {**variables, **more}.items():
+            monkeypatch.setenv(name, value)
+        return environment.find_allocation(named)
+
     return inside
 
 
-def test_nodes_and_ranks_are_those_of_the_job(slurm):
-    assert environment.find_allocation(None) == Allocation("", 1, 0)
+@pytest.fixture
+def slurm(job):
+    return lambda **more: job(SLURM, **more)
+
+
+@pytest.fixture
+def pbs(job, tmp_path):
+    """The same for PBS, with the lines of its node file."""
+
+    def inside(*lines, **more):
+        (tmp_path / "nodes").write_text("".join(f"{each}\n" for each in lines))
+        return job(PBS, PBS_NODEFILE=str(tmp_path / "nodes"), **more)
+
+    return inside
+
+
+@pytest.fixture
+def flux(job, tmp_path, monkeypatch):
+    """The same for Flux, with a stand-in that gives its answers and starts ranks with mpiexec."""
+
+    def inside(resources, body="", **more):
+        mpiexec = environment.find_mpiexec()
+        path = tmp_path / "flux"
+        path.write_text(
+            "#!/bin/bash\n"
+            f"{body}\n"
+            'case "$1 $2" in\n'
+            f"    'resource R') echo '{resources}' ;;\n"
+            "    'getattr jobid') echo fABC ;;\n"
+            f'    run*) echo "$*" > {tmp_path}/ran; shift 4; exec {mpiexec} "$@" ;;\n'
+            "esac\n"
+        )
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        return job(FLUX, **more)
+
+    return inside
+
+
+def test_slurm_nodes_and_ranks_are_those_of_the_job(slurm):
+    assert environment.find_allocation(None) == environment.find_allocation(False) == Allocation()
     found = slurm()
-    assert (found, str(found)) == (Allocation("7", 2, 4), ", 2 nodes of Slurm job 7")
+    assert found == slurm(named="slurm") == Allocation("slurm", "7", 2, 4, 8)
+    assert str(found) == ", 2 nodes of Slurm job 7"
     assert [found.ranks_per_node(ranks) for ranks in (None, 2, 8)] == [4, 1, 4]
     with pytest.raises(ValueError, match="`ranks` must be a multiple of the 2 nodes"):
         found.ranks_per_node(3)
-    assert slurm(SLURM_TASKS_PER_NODE="3", SLURM_JOB_NUM_NODES="1") == Allocation("7", 1, 3)
+    one = slurm(SLURM_TASKS_PER_NODE="3", SLURM_JOB_NUM_NODES="1", SLURM_JOB_CPUS_PER_NODE="6")
+    assert one == Allocation("slurm", "7", 1, 3, 6)
+    assert slurm(SLURM_JOB_CPUS_PER_NODE="8(x2),4").cores_per_node == 4
     with pytest.raises(ValueError, match=r"as many ranks on each node, got '4,2'"):
         slurm(SLURM_TASKS_PER_NODE="4,2")
     # without a job the number that was asked for is not touched
     assert [Allocation().ranks_per_node(ranks) for ranks in (None, 3)] == [None, 3]
 
 
-def test_outside_a_job_it_is_said_how_to_get_into_one(slurm):
-    with pytest.raises(ValueError, match=r"`inside` must be None outside a Slurm job.*--inside"):
-        Cluster(inside="slurm")
-    with pytest.raises(ValueError, match='`inside` must be None or "slurm"'):
+# What PBS writes for `select=2:ncpus=8:mpiprocs=2`, for one chunk, and Torque for `nodes=2:ppn=4`.
+NODE_FILES = {
+    "two chunks": (["n1", "n1", "n2", "n2"], "8", (2, 2, 8, ("n1", "n2"))),
+    "round robin": (["n2.site", "n1.site", "n2.site", "n1.site"], "2", (2, 2, 2)),
+    "one chunk": (["n1"], "8", (1, 1, 8, ("n1",))),
+    "torque": (["n1"] * 4 + ["n2"] * 4, "", (2, 4, 4, ("n1", "n2"))),
+}
+
+
+@pytest.mark.parametrize("case", NODE_FILES)
+def test_pbs_nodes_and_ranks_are_those_of_the_node_file(case, pbs):
+    lines, cores, expected = NODE_FILES[case]
+    found = pbs(*lines, NCPUS=cores)
+    hosts = expected[3:] or (("n2.site", "n1.site"),)
+    assert found == Allocation("pbs", "12.server", *expected[:3], *hosts)
+    assert found == pbs(*lines, NCPUS=cores, named="pbs")
+
+
+def test_pbs_launcher_names_the_hosts(pbs):
+    found = pbs("n1", "n1", "n2", "n2")
+    assert str(found) == ", 2 nodes of PBS job 12.server"
+    assert found.launcher(2)[1:] == ["-ppn", "2", "-hosts", "n1,n2"]
+
+
+# Flux' resource sets (its RFC 20): two equal nodes, and nodes that differ.
+EQUAL = """{"version": 1, "execution": {"R_lite": [{"rank": "0-1", "children": {"core": "0-7"}}],
+ "starttime": 0.0, "expiration": 0.0, "nodelist": ["n[1-2]"]}}"""
+UNEQUAL = """{"version": 1, "execution": {"R_lite": [
+ {"rank": "0,2-3", "children": {"core": "0-3,8", "gpu": "0-1"}},
+ {"rank": "1", "children": {"core": "5"}}], "nodelist": ["n[1-4]"]}}"""
+
+
+def test_flux_nodes_are_those_of_its_instance(flux):
+    found = flux(EQUAL)
+    assert found == flux(EQUAL, named="flux") == Allocation("flux", "fABC", 2, 2, 8)
+    assert str(found) == ", 2 nodes of Flux job fABC"
+    assert environment.flux_cores(UNEQUAL) == [5, 5, 5, 1]
+    assert flux(UNEQUAL) == Allocation("flux", "fABC", 4, 1, 1)
+    # an instance that is no job: `srun flux start`
+    found = flux(EQUAL, body='[ "$1" != getattr ] || { echo "No such" >&2; exit 1; }')
+    assert str(found) == ", 2 nodes of Flux job"
+
+
+def test_innermost_job_is_found_by_itself(pbs, flux, slurm):
+    # a job of Slurm that PBS has not started, and an instance of Flux in it
+    assert pbs("n1").scheduler == "pbs"
+    assert slurm().scheduler == "slurm"
+    assert flux(EQUAL).scheduler == "flux"
+
+
+BAD_NODES = {
+    "empty": ([], "12", r"`PBS_NODEFILE` must be a file that names .*/nodes'. It is empty"),
+    "unequal": (["n1", "n1", "n2"], "2", r"as many ranks on each node, got '2,1'. .*place=scatter"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_NODES)
+def test_bad_node_file_is_refused(case, pbs, monkeypatch):
+    lines, cores, text = BAD_NODES[case]
+    with pytest.raises(ValueError, match=text):
+        pbs(*lines, NCPUS=cores)
+    monkeypatch.delenv("PBS_NODEFILE")
+    with pytest.raises(ValueError, match=r"`PBS_NODEFILE` must .* missing.*first node"):
         Cluster(inside="pbs")
 
 
+def test_flux_that_does_not_answer_is_refused(flux, job, monkeypatch):
+    with pytest.raises(ValueError, match=r"not in a task of one, got 'fD'.*without `flux run`"):
+        flux(EQUAL, FLUX_JOB_ID="fD")
+    monkeypatch.delenv("FLUX_JOB_ID")
+    for answer in ("", "no JSON", '{"execution": {"R_lite": []}}', EQUAL.replace("0-7", "7-0")):
+        with pytest.raises(ValueError, match="`flux resource R` must be a resource set"):
+            flux(answer)
+    with pytest.raises(ValueError, match="`flux resource R` must answer, got 'no broker'"):
+        flux(EQUAL, body="echo no broker >&2; exit 1")
+    monkeypatch.setattr(environment, "ANSWER_S", 0.5)
+    with pytest.raises(ValueError, match="must answer, got 'nothing within"):
+        flux(EQUAL, body="exec sleep 60")
+    monkeypatch.setenv("PATH", "/none")
+    with pytest.raises(MissingComponentError, match="There is no flux on PATH"):
+        job(FLUX)
+
+
+def test_job_with_fewer_cores_than_asked_is_refused(slurm, pbs):
+    text = r"`ranks` must be at most 16, the cores of the job, 2 nodes of Slurm job 7, got 18"
+    with pytest.raises(ValueError, match=text + ".*a job with more cores"):
+        Cluster(ranks=18, inside=slurm().scheduler)
+    assert slurm().ranks_per_node(18, oversubscribe=True) == 9
+    # the ranks that the job was given, on fewer cores
+    with pytest.raises(ValueError, match="must be at most 4, the cores of the job, 2 nodes of PBS"):
+        pbs("n1", "n1", "n1", "n2", "n2", "n2", NCPUS="2", SLURM_JOB_ID="").ranks_per_node(None)
+
+
+def test_part_of_a_node_is_not_bound_to_cores_of_others(monkeypatch):
+    here = describe()
+    large = replace(
+        here, cores=tuple(Core(i, i, 0, 0) for i in range(8)), physical_cores=8, quota_cores=None
+    )
+    monkeypatch.setattr(launch, "describe", lambda: large)
+    plan, _ = launch.default_plan(2, cores=6)
+    assert (plan.threads, plan.bound, plan.ranks) == (3, False, 2)
+    assert launch.default_plan(2, cores=8)[0] == launch.default_plan(2)[0]
+    with pytest.raises(ValueError, match="`tuned` must be False or None in a job that has only"):
+        launch.default_plan(2, tuned=True, cores=6)
+
+
+def test_outside_a_job_it_is_said_how_to_get_into_one(job):
+    for name, title in environment.SCHEDULERS.items():
+        text = f"`inside` must be None outside a {title} job.*--inside"
+        with pytest.raises(ValueError, match=text):
+            Cluster(inside=name)
+    with pytest.raises(ValueError, match="None outside a job of Flux or Slurm or PBS, got True"):
+        Cluster(inside=True)
+    with pytest.raises(
+        ValueError, match=r"`inside` must be one of flux, pbs, slurm, got 'slrum'. D"
+    ):
+        Cluster(inside="slrum")
+    with pytest.raises(ValueError, match="`inside` must be one of flux, pbs, slurm, got 'lsf'"):
+        Cluster(inside="lsf")
+
+
 def test_one_node_stays_on_loopback_and_several_do_not(slurm, monkeypatch, tmp_path):
-    one = Allocation("7", 1, 2)
+    one = Allocation("slurm", "7", 1, 2)
     assert one.listening() == ["--ip=127.0.0.1", "--location=127.0.0.1"]
     assert one.parent is None
     assert one.environment({"UCX_TLS": "sm,self"}) == {"UCX_TLS": "sm,self"}
@@ -102,6 +270,39 @@ def my_rank(wait_s=0.0):
 
     time.sleep(wait_s)
     return MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank + 1)
+
+
+@pytest.mark.timeout(240)
+def test_pbs_ranks_start_on_the_nodes_of_the_file(pbs, tmp_path, monkeypatch):
+    # PBS' own pbs_tmrsh has this form: a host, then a command
+    reached = tmp_path / "reached"
+    path = tmp_path / "pbs_tmrsh"
+    path.write_text(f'#!/bin/bash\necho "$1" >> {reached}\nshift\nexec sh -c "$*"\n')
+    path.chmod(0o755)
+    pbs("n1", "n2", NCPUS="1")
+    for name, value in (
+        ("HYDRA_LAUNCHER", "rsh"), ("HYDRA_LAUNCHER_EXEC", str(path)),
+        ("DLGUIDE_ADDRESS", "127.0.0.1"),
+    ):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    with Cluster(inside=True) as cluster:
+        assert "2 ranks, 2 nodes of PBS job 12.server" in repr(cluster)
+        assert cluster.run(my_rank) == [3, 3]
+    assert sorted(reached.read_text().split()) == ["n1", "n2"]
+    assert not list(tmp_path.glob("dlguide-*"))
+
+
+@pytest.mark.timeout(240)
+def test_flux_ranks_are_a_job_of_the_instance(flux, tmp_path, monkeypatch):
+    flux(EQUAL.replace("0-7", "0"))
+    monkeypatch.setenv("DLGUIDE_ADDRESS", "127.0.0.1")
+    monkeypatch.chdir(tmp_path)
+    with Cluster(inside=True) as cluster:
+        assert "2 ranks, 2 nodes of Flux job fABC" in repr(cluster)
+        assert cluster.run(my_rank) == [3, 3]
+    ran = (tmp_path / "ran").read_text()
+    assert ran.startswith("run --nodes=2 --setopt=cpu-affinity=off --setopt=exit-on-error -n 2 ")
 
 
 @pytest.mark.timeout(240)

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 import pytest
+from lanes import long
 from typer.testing import CliRunner
 
 from dlguide.cli.app import app
@@ -137,7 +138,7 @@ def wait_until(ready, folder, timeout_s=60.0):
         time.sleep(0.1)
 
 
-def wait_for_end(jobs, folder):
+def wait_for_end(jobs, folder, timeout_s=60.0):
     """Wait until all of these jobs have ended, and give the last one's record."""
     final = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
     record = ""
@@ -148,7 +149,7 @@ def wait_for_end(jobs, folder):
         record = records[-1]
         return all(any(f"JobState={state}" in each for state in final) for each in records)
 
-    wait_until(ended, folder)
+    wait_until(ended, folder, timeout_s)
     return dict(re.findall(r"(\w+)=(\S*)", record))
 
 
@@ -252,23 +253,8 @@ def test_slurm_says_whether_it_would_take_the_script_and_takes_none(slurm, tmp_p
     assert run("squeue", "-h", "-n", "never").strip() == ""
 
 
-TRAIN = """
-import os, sys
-import numpy as np
-from dlguide import models
-from dlguide.data.datasets import Dataset
-from dlguide.training import FitConfig, fit
-rng = np.random.default_rng(1)
-images = rng.random((64, 28, 28, 1), np.float32)
-labels = rng.integers(0, 10, 64)
-data = Dataset("noise", images, labels, images[:8], labels[:8], 10)
-epochs = int(sys.argv[1])
-config = FitConfig(evaluate=False)
-run = fit("mlp", data, epochs=epochs, batch_per_rank=8, checkpoint=sys.argv[2], config=config)
-"""
-
-
 INSIDE = """
+import sys
 from dlguide.cluster import Cluster
 
 def who(factor):
@@ -278,28 +264,36 @@ def who(factor):
     return comm.rank, comm.allreduce(factor * (comm.rank + 1)), os.environ["SLURMD_NODENAME"]
 
 if __name__ == "__main__":
-    with Cluster(inside="slurm") as cluster:
-        print(cluster)
-        for factor in (1, 10):
-            print("ANSWER", cluster.run(who, factor))
+    for start in range(int(sys.argv[1])):
+        with Cluster(inside=True if start % 2 == 0 else "slurm") as cluster:
+            print(cluster)
+            for factor in (1, 10):
+                print("ANSWER", cluster.run(who, factor + start))
 """
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_cluster_inside_a_job_has_ranks_on_all_its_nodes(slurm, tmp_path, monkeypatch, nodes):
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("nodes", "starts"), [(1, 1), (2, 3), *long((2, 20))])
+def test_cluster_inside_a_job_has_ranks_on_all_its_nodes(
+    slurm, tmp_path, monkeypatch, nodes, starts
+):
     monkeypatch.chdir(tmp_path)
     Path("lesson.py").write_text(INSIDE)
-    each = 2 if nodes == 1 else 1
-    job = Job("lesson.py", inside=True, nodes=nodes, ranks_per_node=each, time="0:02:00")
+    job = Job(
+        "lesson.py", (str(starts),), inside=True, nodes=nodes, ranks_per_node=2 // nodes,
+        time="0:10:00",
+    )  # fmt: skip
     (number,) = submit(job, tmp_path)
-    ended = wait_for_end([number], tmp_path)
+    ended = wait_for_end([number], tmp_path, timeout_s=60.0 + 20.0 * starts)
     out = Path(f"lesson.{number}.out").read_text()
     assert ended["JobState"] == "COMPLETED", out
     plural = "s"[: nodes != 1]
-    assert f"Cluster of 2 ranks, {nodes} node{plural} of Slurm job {number}" in out
+    assert out.count(f"Cluster of 2 ranks, {nodes} node{plural} of Slurm job {number}") == starts
     last = "n1" if nodes == 1 else "n2"
-    for factor in (1, 10):
-        assert f"ANSWER {[(0, 3 * factor, 'n1'), (1, 3 * factor, last)]}" in out
+    factors = [factor + start for start in range(starts) for factor in (1, 10)]
+    assert [line for line in out.splitlines() if line.startswith("ANSWER")] == [
+        f"ANSWER {[(0, 3 * factor, 'n1'), (1, 3 * factor, last)]}" for factor in factors
+    ]
     assert not list(tmp_path.glob("dlguide-*"))
 
 

@@ -220,7 +220,7 @@ def check(facts: list[dict[str, Any]], source: Any) -> int:
         "dlguide": str(Path(dlguide.__file__).parent),
     }
     then = {
-        "machine": 'Attach on the machine of the ranks, or use `Cluster(inside="slurm")`.',
+        "machine": "Attach on the machine of the ranks, or use `Cluster(inside=True)` in a job.",
         "python": f"Start its engines with {sys.executable}.",
         "dlguide": f"Start its engines in the environment of {sys.executable} "
         f"(dlguide {version('dlguide')}).",

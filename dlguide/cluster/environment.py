@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import sysconfig
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -17,7 +19,7 @@ from typing import Any
 
 from dlguide.cluster import processes
 from dlguide.cluster.rank import STALL_WARNING_S
-from dlguide.errors import MissingComponentError, require, require_count
+from dlguide.errors import MissingComponentError, require, require_count, require_known
 from dlguide.machine import threads
 
 LOOPBACK = "127.0.0.1"
@@ -110,21 +112,36 @@ def find_mpiexec(names: Sequence[str] = ("mpiexec.gforker", "mpiexec")) -> Path:
 
 @dataclass(frozen=True)
 class Allocation:
-    """The machines on which a cluster starts its ranks."""
+    """The machines on which a cluster starts its ranks.
 
+    Args:
+        scheduler: the batch system, a key of `SCHEDULERS`; "" for this machine without a job.
+        tasks_per_node: ranks of a node unless the user asks for another number; 0 for any.
+        cores_per_node: cores of the job on each node, the least of all; 0 if unknown.
+        hosts: names of the nodes, if the launcher does not find them itself.
+    """
+
+    scheduler: str = ""
     job: str = ""
     nodes: int = 1
     tasks_per_node: int = 0
+    cores_per_node: int = 0
+    hosts: tuple[str, ...] = ()
 
-    def ranks_per_node(self, ranks: int | None) -> int | None:
+    def ranks_per_node(self, ranks: int | None, oversubscribe: bool = False) -> int | None:
         """Return how many of `ranks` run on each node."""
-        if ranks is None:
-            return self.tasks_per_node or None
-        if not self.job:
+        if not self.scheduler:
             return ranks
-        fits = require_count(ranks, "ranks") % self.nodes == 0
-        require(fits, "ranks", f"be a multiple of the {self.nodes} nodes of the job", ranks)
-        return ranks // self.nodes
+        each = self.tasks_per_node
+        if ranks is not None:
+            fits = require_count(ranks, "ranks") % self.nodes == 0
+            require(fits, "ranks", f"be a multiple of the {self.nodes} nodes of the job", ranks)
+            each = ranks // self.nodes
+        most = (self.cores_per_node or each) * self.nodes
+        must = f"be at most {most}, the cores of the job{self}"
+        then = "Ask for a job with more cores, or use fewer ranks or `oversubscribe=True`."
+        require(each * self.nodes <= most or oversubscribe, "ranks", must, each * self.nodes, then)
+        return each
 
     @property
     def parent(self) -> Path | None:
@@ -135,8 +152,13 @@ class Allocation:
         """Return the launcher with its options, except for the number of ranks."""
         if self.nodes == 1:
             return [str(find_mpiexec())]
-        # only Hydra reaches other nodes, by srun; gforker forks on this one
-        return [str(find_mpiexec(("mpiexec",))), "-ppn", str(per_node)]
+        if self.scheduler == "flux":
+            # the ranks bind themselves; one that fails ends those of all nodes
+            options = ("--setopt=cpu-affinity=off", "--setopt=exit-on-error")
+            return ["flux", "run", f"--nodes={self.nodes}", *options]
+        # only Hydra reaches other nodes, by srun or ssh; gforker forks on this one
+        words = [str(find_mpiexec(("mpiexec",))), "-ppn", str(per_node)]
+        return [*words, "-hosts", ",".join(self.hosts)] if self.hosts else words
 
     def listening(self) -> list[str]:
         """Return the controller's options: where it listens and how ranks reach it."""
@@ -152,30 +174,122 @@ class Allocation:
 
     def __str__(self) -> str:
         nodes = f"{self.nodes} node{'s'[: self.nodes != 1]}"
-        return f", {nodes} of Slurm job {self.job}" if self.job else ""
+        name = SCHEDULERS.get(self.scheduler)
+        return f", {nodes} of {name} job {self.job}".rstrip() if name else ""
 
 
-def find_allocation(inside: str | None) -> Allocation:
-    """Return this machine, or with "slurm" the nodes of the Slurm job around this process.
+# What they are called, the innermost first: Flux may run inside a job of Slurm or PBS.
+SCHEDULERS = {"flux": "Flux", "slurm": "Slurm", "pbs": "PBS"}
+MARKS = {"flux": "FLUX_URI", "slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID"}
+ANSWER_S = 30.0
+
+
+def find_allocation(inside: str | bool | None) -> Allocation:
+    """Return this machine, or the nodes of the job around this process.
+
+    Args:
+        inside: None or False for this machine, True for the job that the environment shows, or
+            the name of its batch system.
 
     Raises:
-        ValueError: outside a Slurm job, or if its nodes have different numbers of ranks.
+        ValueError: if the batch system is unknown, outside its jobs, or if the job's nodes have
+            different numbers of ranks.
+        MissingComponentError: if Flux's command is not there.
 
     Source:
-        Slurm's manual, sbatch, section "Output environment variables".
+        Slurm's manual, sbatch, section "Output environment variables"; PBS Professional's user
+        guide on PBS_NODEFILE and NCPUS; Flux' manual, flux-environment(7), and its RFC 20.
     """
-    require(inside in (None, "slurm"), "inside", 'be None or "slurm"', inside)
-    if inside is None:
+    if not inside:
         return Allocation()
-    job = os.environ.get("SLURM_JOB_ID", "")
-    then = "Write a script with `dlguide batch --inside` and submit it, or leave `inside` out."
-    require(bool(job), "inside", "be None outside a Slurm job", inside, then)
-    nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+    then = "Submit this program as a job (`dlguide batch --inside`), or leave `inside` out."
+    if inside is True:
+        inside = next((name for name, mark in MARKS.items() if os.environ.get(mark)), "")
+        names = " or ".join(SCHEDULERS.values())
+        require(bool(inside), "inside", f"be None outside a job of {names}", True, then)
+    require_known(inside, SCHEDULERS, "inside")
+    must = f"be None outside a {SCHEDULERS[inside]} job"
+    require(bool(os.environ.get(MARKS[inside])), "inside", must, inside, then)
+    return {"flux": _flux, "slurm": _slurm, "pbs": _pbs}[inside]()
+
+
+def _slurm() -> Allocation:
     tasks = os.environ.get("SLURM_TASKS_PER_NODE", "1")
     equal = re.fullmatch(r"(\d+)(?:\(x\d+\))?", tasks)  # "4(x2)": four on each of two nodes
     then = "Ask for `--ntasks-per-node`, not for `--ntasks`."
     require(bool(equal), "inside", "be in a job with as many ranks on each node", tasks, then)
-    return Allocation(job, nodes, int(equal[1]))
+    cores = re.findall(r"(\d+)(?:\(x\d+\))?", os.environ.get("SLURM_JOB_CPUS_PER_NODE", "0"))
+    nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+    job = os.environ["SLURM_JOB_ID"]
+    return Allocation("slurm", job, nodes, int(equal[1]), min(map(int, cores)))
+
+
+def _pbs() -> Allocation:
+    """Return the nodes of PBS' node file, which names each as often as it has ranks."""
+    path = Path(os.environ.get("PBS_NODEFILE", ""))
+    lines = path.read_text().split() if path.is_file() else []
+    must = "be a file that names the nodes of the job"
+    then = "It is empty or missing. PBS writes it on the job's first node: start the program there."
+    require(bool(lines), "PBS_NODEFILE", must, str(path), then)
+    ranks = Counter(lines)
+    tasks = ranks[lines[0]]
+    then = "Ask for equal chunks: `-l select=2:ncpus=4:mpiprocs=4 -l place=scatter`."
+    fits = set(ranks.values()) == {tasks}
+    must = "be in a job with as many ranks on each node"
+    require(fits, "inside", must, ",".join(map(str, ranks.values())), then)
+    cores = int(os.environ.get("NCPUS") or tasks)  # Torque has no NCPUS and a line for each core
+    return Allocation("pbs", os.environ["PBS_JOBID"], len(ranks), tasks, cores, tuple(ranks))
+
+
+def _flux() -> Allocation:
+    """Return the nodes of the instance of Flux that `flux batch` or `flux alloc` has started."""
+    then = "Start the program in the script of `flux batch` or in `flux alloc`, without `flux run`."
+    task = os.environ.get("FLUX_JOB_ID")  # set for tasks only: their instance is larger than they
+    require(not task, "inside", "be in an instance of Flux, not in a task of one", task, then)
+    cores = flux_cores(_ask_flux("resource", "R"))
+    try:
+        job = _ask_flux("getattr", "jobid").strip()
+    except ValueError:  # an instance that is no job of another one, as `srun flux start` makes
+        job = ""
+    return Allocation("flux", job, len(cores), min(2, *cores), min(cores))
+
+
+def flux_cores(resources: str) -> list[int]:
+    """Return the number of cores of each node of a resource set of Flux (its RFC 20).
+
+    >>> flux_cores('{"execution": {"R_lite": [{"rank": "0,2-3", "children": {"core": "0-3"}}]}}')
+    [4, 4, 4]
+    """
+    must, then = "be a resource set with cores", "Is this program in `flux batch` or `flux alloc`?"
+    try:
+        sets = json.loads(resources)["execution"]["R_lite"]
+        cores = [_size(one["children"]["core"]) for one in sets for _ in range(_size(one["rank"]))]
+    except (ValueError, KeyError, TypeError):
+        cores = []
+    require(bool(cores) and min(cores) > 0, "flux resource R", must, resources[:200], then)
+    return cores
+
+
+def _size(ids: str) -> int:
+    """Return the number of ids in one of Flux' sets, such as "0-3,7" (its RFC 22)."""
+    ranges = [each.partition("-") for each in ids.strip("[]").split(",")]
+    return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
+
+
+def _ask_flux(*words: str) -> str:
+    if shutil.which("flux") is None:
+        raise MissingComponentError("There is no flux on PATH. Load the site's module for it.")
+    try:
+        done = subprocess.run(
+            ["flux", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=ANSWER_S, check=False,
+        )  # fmt: skip
+        answer = done.stderr.strip() if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        answer = f"nothing within {ANSWER_S:.0f} s"
+    then = "Start the program in the script of `flux batch` or in `flux alloc`."
+    require(not answer, f"flux {' '.join(words)}", "answer", answer, then)
+    return done.stdout
 
 
 def reachable_address() -> str:

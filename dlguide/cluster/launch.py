@@ -41,7 +41,7 @@ CONNECTION = "security/ipcontroller-dlguide-client.json"
 
 
 class Cluster:
-    """MPI ranks on this machine, or on the nodes of a Slurm job, that run functions and cells.
+    """MPI ranks on this machine, or on the nodes of a batch job, that run functions and cells.
 
     The ranks are ipyparallel engines under one `mpiexec`; a thread plan divides the cores among
     them. On one machine they listen on loopback only; all messages are encrypted. No process and
@@ -62,7 +62,8 @@ class Cluster:
             this number of ranks, False never, True always, with ranks=None also their number.
         environment: variables of the ranks in addition to this process's, such as
             {"HOROVOD_FUSION_THRESHOLD": "0"}; they override defaults, not the thread plan.
-        inside: "slurm" for all nodes of the surrounding Slurm job; a thread plan is one node's.
+        inside: True for all nodes of the surrounding job of Slurm, PBS or Flux, which the
+            environment shows; "slurm", "pbs" or "flux" to name it; a thread plan is one node's.
 
     Raises:
         ValueError: if there are more ranks than cores and `oversubscribe` is False, if tuned=True
@@ -82,15 +83,16 @@ class Cluster:
         magics: bool = True,
         tuned: bool | None = None,
         environment: Mapping[str, str] | None = None,
-        inside: str | None = None,
+        inside: str | bool | None = None,
     ) -> None:
         self.allocation = find_allocation(inside)
         self.tuned = ""
         if isinstance(ranks, threads.ThreadPlan):
             self.plan = ranks
         else:
-            per_node = self.allocation.ranks_per_node(ranks)
-            self.plan, self.tuned = default_plan(per_node, oversubscribe, tuned)
+            per_node = self.allocation.ranks_per_node(ranks, oversubscribe)
+            cores = self.allocation.cores_per_node
+            self.plan, self.tuned = default_plan(per_node, oversubscribe, tuned, cores)
         self.ranks = self.plan.ranks * self.allocation.nodes
         self.environment = checked_environment(environment, self.plan)
         self._open(magics)
@@ -348,11 +350,21 @@ class Cluster:
 
 
 def default_plan(
-    ranks: int | None = None, oversubscribe: bool = False, tuned: bool | None = None
+    ranks: int | None = None, oversubscribe: bool = False, tuned: bool | None = None, cores: int = 0
 ) -> tuple[threads.ThreadPlan, str]:
-    """Return the thread plan for this machine, and where it comes from if it was measured."""
+    """Return the thread plan for this machine, and where it comes from if it was measured.
+
+    In a job that has fewer `cores` than this process may use, the ranks are not bound, because the
+    node does not show which cores are the job's.
+    """
     require(tuned in (True, False, None), "tuned", "be True, False or None", tuned)
     machine = describe()
+    if ranks is not None and 0 < cores < machine.usable_cores:
+        must = "be False or None in a job that has only a part of its node"
+        require(not tuned, "tuned", must, tuned)
+        each = max(cores // ranks, 1)
+        how = {"oversubscribe": oversubscribe, "threads": each, "bound": False}
+        return threads.plan(machine, ranks, **how), ""
     if ranks is not None or not tuned:
         ranks = require_count(2 if ranks is None else ranks, "ranks")
         # refuses too many ranks, whatever was measured

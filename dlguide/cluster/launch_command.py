@@ -36,16 +36,17 @@ def all_lines(job: LaunchLine) -> dict[str, str]:
 def mpich(job: LaunchLine) -> str:
     """Return the command for MPICH's mpiexec (Hydra)."""
     bind = f"core:{job.cpus}" if job.cpus not in ("", "1") else "core"
-    return _joined([*_hydra(job), "-bind-to", bind], job)
+    return _joined([*hydra(job), "-bind-to", bind], job)
 
 
 def intel_mpi(job: LaunchLine) -> str:
     """Return the command for Intel MPI's mpiexec, which binds each rank to a domain of CPUs."""
     domain = f"{job.cpus}:compact" if job.cpus else "auto"
-    return _joined([*_hydra(job), "-genv", "I_MPI_PIN_DOMAIN", domain], job)
+    return _joined([*hydra(job), "-genv", "I_MPI_PIN_DOMAIN", domain], job)
 
 
-def _hydra(job: LaunchLine) -> list[str]:
+def hydra(job: LaunchLine) -> list[str]:
+    """Return the words that MPICH and Intel MPI share; none binds a rank."""
     words = ["mpiexec", *_given("-n", job.ranks), *_given("-ppn", job.per_node)]
     words += [*_given("-f", job.hostfile), *_given("-hosts", job.hosts)]
     words += ["-l"] if job.label else []

@@ -17,8 +17,13 @@ NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 MEMORY = re.compile(r"\d+[KMGT]?")
 VARIABLE = re.compile(r"[A-Za-z_]\w*")
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+POD = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")
+NOT_IN_KUBERNETES = {
+    "stage", "requeue", "chain", "inside", "exclusive", "account", "partition", "gpu_type",
+    "modules", "venv", "setup", "binds", "options",
+}  # fmt: skip
 PLACES = ("{staged}", "{link}")  # replaced in arguments where the job runs
-SCHEDULERS = ("slurm", "pbs")
+SCHEDULERS = ("slurm", "pbs", "kubernetes")
 LAUNCHERS = ("mpiexec", "srun")
 PLACE = re.compile(r"[\w/.+:-]*(?:\$(?:\w+|\{\w+\})[\w/.+:-]*)*")
 WORD = re.compile(r"[\w/.+:@=,-]*")
@@ -48,8 +53,9 @@ class Job:
         restarts: how often it starts again at most.
         chain: number of such jobs; each starts after the previous one has succeeded.
         inside: whether the program runs once, on the first node, and starts its ranks
-            with `Cluster(inside="slurm")`.
-        container: Apptainer image in which the program runs; "" for none.
+            with `Cluster(inside=True)`.
+        container: Apptainer image in which the program runs, or for Kubernetes, which needs one,
+            the name of an image in a registry; "" for none.
 
     Raises:
         ValueError: if a field is invalid.
@@ -91,7 +97,7 @@ class Job:
         require(fits, "warn_s", must, self.warn_s, "Ask for more time.")
         _check_memory(self.memory)
         if path.suffix == ".ipynb":
-            then = 'A notebook starts its ranks itself: `Cluster(inside="slurm")`.'
+            then = "A notebook starts its ranks itself: `Cluster(inside=True)`."
             require(self.inside, "inside", "be True for a notebook", self.inside, then)
             must, then = "be empty for a notebook", "Give its values to a script."
             require(not self.arguments, "arguments", must, self.arguments, then)
@@ -238,7 +244,8 @@ class Profile:
         require_known(self.scheduler, SCHEDULERS, "scheduler")
         require_known(self.launcher, LAUNCHERS, "launcher")
         fits = self.scheduler == "slurm" or self.launcher != "srun"
-        require(fits, "launcher", "be mpiexec if the scheduler is pbs", self.launcher)
+        must = f"be mpiexec if the scheduler is {self.scheduler}"
+        require(fits, "launcher", must, self.launcher)
         for counted in ("cores_per_node", "gpus_per_node"):
             require_count(getattr(self, counted), counted, least=0)
         if self.max_time:
@@ -274,9 +281,24 @@ class Profile:
             fits = job.seconds <= seconds_of(self.max_time)
             then = "Ask for less, with `requeue` or in a `chain`."
             require(fits, "time", must, job.time, then)
-        if self.scheduler == "pbs":
-            then = "Start one process per rank with mpiexec."
-            require(not job.inside, "inside", "be False under PBS", job.inside, then)
+        if self.scheduler == "kubernetes":
+            self._require_kubernetes(job)
+
+    def _require_kubernetes(self, job: Job) -> None:
+        """Refuse what an `MPIJob` of Kubeflow has no place for, rather than leave it out."""
+        must = "name an image in a registry for Kubernetes"
+        then = "Such as registry.example.org/me/train:1."
+        require(bool(job.container), "container", must, job.container, then)
+        must = "be lower-case letters, digits and - for Kubernetes, at most 50, a letter first"
+        require(bool(POD.fullmatch(job.name)), "name", must, job.name, "Give a `name`.")
+        for given, plain in ((job, Job("job.py")), (self, Profile())):
+            for name in NOT_IN_KUBERNETES.intersection(each.name for each in fields(given)):
+                value, must = getattr(given, name), "be left out for Kubernetes"
+                then = "It belongs into the image or into the settings of the cluster."
+                require(value == getattr(plain, name), name, must, value, then)
+        for memory in filter(None, (job.memory, self.memory)):
+            must = "have a unit for Kubernetes, such as 60G"
+            require(memory[-1] in "KMGT", "memory", must, memory)
 
 
 def read_profile(path: str | os.PathLike[str]) -> Profile:
