@@ -168,7 +168,10 @@ def test_bad_node_file_is_refused(case, pbs, monkeypatch):
 
 
 def test_flux_that_does_not_answer_is_refused(flux, job, monkeypatch):
-    with pytest.raises(ValueError, match=r"not in a task of one, got 'fD'.*without `flux run`"):
+    with pytest.raises(
+        ValueError,
+        match=r"in an instance of Flux, not in a task of one, got 'fD'.*without `flux run`",
+    ):
         flux(EQUAL, FLUX_JOB_ID="fD")
     monkeypatch.delenv("FLUX_JOB_ID")
     for answer in ("", "no JSON", '{"execution": {"R_lite": []}}', EQUAL.replace("0-7", "7-0")):

@@ -94,7 +94,7 @@ def test_commands_named_in_pages_exist():
 
 def refusals():
     """Provoke what the pages tell of, as far as that needs no ranks; give the messages."""
-    from dlguide.cluster import batch
+    from dlguide.cluster import Cluster, batch
     from dlguide.data import input_pipeline
     from dlguide.machine import imagine, threads
     from dlguide.parallel import compression
@@ -114,6 +114,12 @@ def refusals():
         lambda: batch.read_profile(ROOT / "pyproject.toml"),
         lambda: node.require_fit(batch.Job("a.py", ranks_per_node=8, threads=16)),
         lambda: node.require_fit(batch.Job("a.py", time="2-00:00:00")),
+        lambda: batch.script(
+            batch.Job("a.py", stage=("data",), container="train:1"),
+            batch.Profile(scheduler="kubernetes"),
+        ),
+        lambda: Cluster(inside=True),
+        lambda: Cluster(inside="lsf"),
         lambda: batch.submit(batch.Job("a.py"), batch.Profile(), "job.sh"),
         lambda: input_pipeline.Pipeline(few, batch_per_rank=8, ranks=2),
         lambda: input_pipeline.Pipeline(few, batch_per_rank=8, cache="disk"),
@@ -131,6 +137,9 @@ ELSEWHERE = {
     "TypeError: optimizer must be an optimizer of Keras 3": "test_horovod_refusals.py",
     "ValueError: op must be Average or Sum": "test_horovod_refusals.py",
     "RankError": "test_cluster_failures.py",
+    "PBS_NODEFILE must be a file that names": "test_cluster_batch_allocation.py",
+    "ranks must be at most 16, the cores of the job": "test_cluster_batch_allocation.py",
+    "in an instance of Flux, not in a task of one": "test_cluster_batch_allocation.py",
     "RuntimeWarning: TensorFlow has started its threads already": "test_threads.py",
     "DamageError: ... record ... at byte ...": "test_formats_damage.py",
     "images differ in size: sample ...": "test_input_pipeline.py",

@@ -205,6 +205,7 @@ class Profile:
     """How jobs are written for one site.
 
     Args:
+        scheduler: "slurm", "pbs" or "kubernetes".
         account: project that pays; "" for the user's own.
         partition: Slurm's partition, or PBS' queue; "" for the site's default.
         gpu_type: what Slurm calls its GPUs, such as "p100"; "" to take any.
