@@ -170,7 +170,7 @@ PHASES += ("scatter output gradients", "backward", "reduce gradients", "update")
 
 
 class DataParallel(Alone):
-    """One step as PyTorch's DataParallel makes it, with ranks in the place of GPUs.
+    """One step as PyTorch's DataParallel makes it without NCCL, with ranks in the place of GPUs.
 
     In every step rank 0 deals out the images, sends its weights to each helper, gathers their
     outputs, computes the loss and its gradient, deals that out, adds up the helpers' gradients, and
@@ -233,8 +233,8 @@ def _memory(tensor: torch.Tensor) -> np.ndarray:
 def traffic(ranks: int, weights_nbytes: int, images_nbytes: int) -> dict[str, float]:
     """Predict what goes through a rank in one step, sent and received.
 
-    With DataParallel rank 0 sends its weights to p - 1 helpers, together with their shares of the
-    images, and receives a gradient from each:
+    With DataParallel in a star, rank 0 sends its weights to p - 1 helpers, together with their
+    shares of the images, and receives a gradient from each:
 
         rank 0: (p - 1) (2 weights + images / p),    a helper: 2 weights + images / p
 

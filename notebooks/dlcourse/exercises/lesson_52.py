@@ -128,10 +128,10 @@ EXERCISES = {
         "rate": ("D", "What is a sum over 8 workers of 8 means?"),
         "twice": ("A", "Does any worker leave samples to the other?"),
         "nan": ("F", "0/0: which worker has no samples at the end?"),
-        "startup": ("C", "What must be made before the first operation?"),
+        "startup": ("C", "What must come before the first operation?"),
         "ten seconds": ("E", "Which worker sends no heartbeats any more?"),
         "one device": ("B", "Which interface ignores the request without a message?"),
-    }, "Two of the six give no message at all: A and B. Count samples, look at devices."),
+    }, "Only C and E raise an error. For the others count samples, look at devices and losses."),
     "52-5": Exercise(
         global_mean, ranks=(2, 3), cases=rows,
         serial=partial(of_all, total=lambda sums, counts: sums.sum(0) / counts.sum()),

@@ -179,6 +179,6 @@ EXERCISES = {
             "This is through later than a single message: count the latencies.":
                 lambda ready_s, *_: [1] * len(ready_s),
         },
-        remark="1 is the earliest end there is. How early the last message can begin depends on "
-        "the messages before it, not on how these were divided."),
+        remark="1 is the earliest end there is. How early the last message can begin depends only "
+        "on when the messages before it are through, not on how these were divided."),
 }  # fmt: skip
