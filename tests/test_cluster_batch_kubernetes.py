@@ -1,6 +1,6 @@
 """Jobs for Kubernetes are valid MPIJobs of Kubeflow; what these cannot say is refused by name.
 
-The schema is a trimmed copy of the published one; its `$comment` names source and licence.
+The schema was written after the published one; its `$comment` names the source.
 Tests dlguide.cluster.batch and its command.
 """
 
