@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from statistics import NormalDist
 
 import numpy as np
@@ -446,6 +446,7 @@ def chest(count: int, size: int, seed: int, rates: str = "even") -> Samples:
     return Samples(range(require_count(count, "count")), make)
 
 
+@lru_cache(1000)  # drawing takes milliseconds, and two hospitals share their patients
 def _radiograph(index: int, size: int, seed: int, rates: str) -> Radiograph:
     patient, follow_up = _patient(index, seed)
     age, gender = person(seed, patient)
