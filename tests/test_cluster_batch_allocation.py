@@ -163,7 +163,7 @@ def test_bad_node_file_is_refused(case, pbs, monkeypatch):
     with pytest.raises(ValueError, match=text):
         pbs(*lines, NCPUS=cores)
     monkeypatch.delenv("PBS_NODEFILE")
-    with pytest.raises(ValueError, match=r"`PBS_NODEFILE` must .* missing.*first node"):
+    with pytest.raises(ValueError, match=r"`PBS_NODEFILE` must .* got ''. .* missing.*first node"):
         Cluster(inside="pbs")
 
 

@@ -51,6 +51,7 @@ def test_manifest_is_valid_and_says_what_was_asked():
     assert manifest["metadata"] == {"name": "train"}
     spec = manifest["spec"]
     assert (spec["mpiImplementation"], spec["slotsPerWorker"]) == ("MPICH", 4)
+    assert spec["launcherCreationPolicy"] == "WaitForWorkersReady"
     assert spec["runPolicy"]["activeDeadlineSeconds"] == 7200
     assert [spec["mpiReplicaSpecs"][each]["replicas"] for each in ("Launcher", "Worker")] == [1, 2]
     launcher, worker = containers(manifest)

@@ -85,6 +85,17 @@ def test_missing_tensorflow_is_told(monkeypatch):
         install_horovod.install()
 
 
+def test_missing_pytorch_is_told(monkeypatch):
+    version = install_horovod._installed_version
+    monkeypatch.setattr(
+        install_horovod,
+        "_installed_version",
+        lambda name: None if name == "torch" else version(name),
+    )
+    with pytest.raises(MissingComponentError, match="Run `make pytorch`"):
+        install_horovod.install(pytorch=True)
+
+
 def test_key_names_all_that_the_wheel_depends_on(tmp_path, monkeypatch):
     own = install_horovod.cache_key(BIN / "mpicc")
     assert f"cp3{sys.version_info.minor}-tf2." in own
@@ -106,13 +117,13 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     notes = []
 
-    def build(mpicc):
+    def build(mpicc, pytorch):
         notes.append("build")
-        return wheel(install_horovod.wheels_folder() / install_horovod.cache_key(mpicc))
+        return wheel(install_horovod.wheels_folder() / install_horovod.cache_key(mpicc, pytorch))
 
     monkeypatch.setattr(install_horovod, "build", build)
     monkeypatch.setattr(
-        install_horovod, "_install_wheel", lambda path, mpicc: notes.append("install") or path
+        install_horovod, "_install_wheel", lambda path, *others: notes.append("install") or path
     )
     folder = install_horovod.wheels_folder() / install_horovod.cache_key(BIN / "mpicc")
     return folder, notes
@@ -123,6 +134,22 @@ def test_empty_cache_builds_and_full_cache_does_not(cache):
     assert install_horovod.install().parent == folder
     assert install_horovod.install().parent == folder
     assert notes == ["build", "install", "install"]
+
+
+def test_wheels_with_and_without_pytorch_are_kept_apart(cache, monkeypatch):
+    folder, notes = cache
+    install_horovod.install()
+    version = install_horovod._installed_version
+    monkeypatch.setattr(
+        install_horovod,
+        "_installed_version",
+        lambda name: "9.8" if name == "torch" else version(name),
+    )
+    own = install_horovod.install(pytorch=True).parent
+    assert "-torch9.8-" in own.name
+    assert install_horovod.install(pytorch=True).parent == own
+    assert install_horovod.install().parent == folder
+    assert notes == ["build", "install", "build", "install", "install", "install"]
 
 
 def test_force_builds_again(cache):
@@ -149,7 +176,7 @@ def test_cached_wheel_that_fails_here_is_built_again(cache, monkeypatch, capsys)
     wheel(folder)
     outcomes = [RuntimeError("GLIBC_2.99 not found"), None]
 
-    def install_wheel(path, mpicc):
+    def install_wheel(path, mpicc, pytorch):
         outcome = outcomes.pop(0)
         if outcome:
             raise outcome
@@ -164,13 +191,31 @@ def test_cached_wheel_that_fails_here_is_built_again(cache, monkeypatch, capsys)
 # --- the recipe --------------------------------------------------------------------------------
 
 
-def test_only_the_xla_line_is_dropped(tmp_path):
-    lists = tmp_path / "CMakeLists.txt"
-    lists.write_text(f"first\n{install_horovod.XLA_LINE}\nlast\n")
-    install_horovod._drop_xla_lowering(lists)
-    assert lists.read_text() == "first\n\nlast\n"
-    with pytest.raises(RuntimeError, match="not as expected"):
-        install_horovod._drop_xla_lowering(lists)
+ALL_CHANGES = (*install_horovod.CHANGES, *install_horovod.PYTORCH_CHANGES)
+
+
+def published_source(tree):
+    """The files that are changed, as far as the changes see them."""
+    for name, published, _ in ALL_CHANGES:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        with (tree / name).open("a") as file:
+            file.write(f"before\n{published}\nafter\n")
+    return tree
+
+
+@pytest.mark.parametrize("pytorch", [False, True])
+def test_only_the_changes_of_the_table_are_made(tmp_path, pytorch):
+    tree, made = published_source(tmp_path), ALL_CHANGES if pytorch else install_horovod.CHANGES
+    install_horovod._change(tree, pytorch)
+    for name in {name for name, _, _ in ALL_CHANGES}:
+        expected = [
+            new if (file, old, new) in made else old
+            for file, old, new in ALL_CHANGES
+            if file == name
+        ]
+        assert (tree / name).read_text() == "".join(f"before\n{each}\nafter\n" for each in expected)
+    with pytest.raises(RuntimeError, match=r"of Horovod 0\.28\.1 is not as expected"):
+        install_horovod._change(tree)  # what is to be changed is not there any more
 
 
 def test_source_that_is_not_the_published_one_is_not_unpacked(tmp_path):
@@ -187,7 +232,9 @@ def test_build_takes_the_named_mpi_and_its_own_tools_first(tmp_path):
     assert env["PYTHONPATH"] == str(tmp_path)
     assert env["HOROVOD_WITH_MPI"] == env["HOROVOD_WITHOUT_PYTORCH"] == "1"
     assert "ORIGIN" not in env.get("LDFLAGS", "")
-    own = install_horovod._build_environment(BIN / "mpicc", tmp_path)
+    own = install_horovod._build_environment(BIN / "mpicc", tmp_path, pytorch=True)
+    assert own["HOROVOD_WITH_PYTORCH"] == own["HOROVOD_WITH_GLOO"] == "1"
+    assert "HOROVOD_WITHOUT_PYTORCH" not in own
     assert own["LDFLAGS"] == "-Wl,-rpath,$ORIGIN/../../../.."
 
 

@@ -82,11 +82,12 @@ def cleanup(as_json: JsonOption = False) -> None:
 def install_horovod(
     mpicc: Annotated[str | None, typer.Option(help="A site's own MPI compiler.")] = None,
     force: Annotated[bool, typer.Option(help="Build even when a wheel is in the cache.")] = False,
+    pytorch: Annotated[bool, typer.Option(help="With its part for PyTorch, too.")] = False,
 ) -> None:
     """Build and install Horovod for this Python, TensorFlow and MPI."""
     from dlguide import install_horovod
 
-    install_horovod.install(mpicc, force)
+    install_horovod.install(mpicc, force, pytorch)
 
 
 @group.command()

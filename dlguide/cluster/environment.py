@@ -236,11 +236,11 @@ def _slurm() -> Allocation:
 
 def _pbs() -> Allocation:
     """Return the nodes of PBS' node file, which names each as often as it has ranks."""
-    path = Path(os.environ.get("PBS_NODEFILE", ""))
-    lines = path.read_text().split() if path.is_file() else []
+    path = os.environ.get("PBS_NODEFILE", "")
+    lines = Path(path).read_text().split() if Path(path).is_file() else []
     must = "be a file that names the nodes of the job"
     then = "It is empty or missing. PBS writes it on the job's first node: start the program there."
-    require(bool(lines), "PBS_NODEFILE", must, str(path), then)
+    require(bool(lines), "PBS_NODEFILE", must, path, then)
     ranks = Counter(lines)
     tasks = ranks[lines[0]]
     then = "Ask for equal chunks: `-l select=2:ncpus=4:mpiprocs=4 -l place=scatter`."

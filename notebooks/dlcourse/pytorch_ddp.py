@@ -18,6 +18,7 @@ import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -407,3 +408,39 @@ def measure_parts(
     return StepParts(
         times["compute"], times["gloo"], times["own"], {cap: times[cap] for cap in caps}
     )
+
+
+def steps_in_turns(
+    nets: Sequence[torch.nn.Module],
+    optimizers: Sequence[torch.optim.Optimizer],
+    images: np.ndarray,
+    labels: np.ndarray,
+    comm: Comm,
+    repeats: int = 15,
+) -> tuple[list[list[np.ndarray]], list[Timing]]:
+    """Time a step of each net with its optimizer, in turns, on one batch per rank; collective.
+
+    Returns:
+        The gradients that each net had in the first turn, in Keras' order, and each net's times
+        from a barrier to the slowest rank. The first three turns do not count.
+    """
+    import torch
+
+    pytorch_net.set_threads()
+    pixels, classes = pytorch_net.to_tensors(images, labels)
+
+    def step(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(pixels), classes).backward()
+        optimizer.step()
+
+    jobs = [partial(step, *pair) for pair in zip(nets, optimizers, strict=True)]
+    seconds: list[list[float]] = [[] for _ in jobs]
+    gradients, order = [], list(range(len(jobs)))
+    for turn in range(3 + repeats):
+        for place in order:
+            seconds[place] += timing(jobs[place], 1, 0, comm).seconds
+        if turn == 0:
+            gradients = [[each.copy() for each in pytorch_net.gradients_of(net)] for net in nets]
+        order.reverse()  # neither is always the first after a pause
+    return gradients, [Timing(tuple(each[3:]), tuple(each[:3])) for each in seconds]

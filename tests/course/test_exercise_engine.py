@@ -79,6 +79,23 @@ def test_wrong_answer_gets_its_hint(number, answers, words, capsys):
     assert record.load().exercises[number].wrong == 1
 
 
+def test_no_ranks_are_started_for_what_the_notebook_leaves_open():
+    def empty(comm, rows):
+        return ...
+
+    def written(comm, rows):
+        return rows
+
+    def start(numbers):
+        raise RuntimeError("ranks are started")
+
+    part = Exercise(written, ranks=(2,), cases=lambda ranks: [[(1,)] * ranks], serial=list)
+    with pytest.raises(engine.NotAnswered):
+        part.judge(empty, start)
+    with pytest.raises(RuntimeError, match="ranks are started"):
+        part.judge(written, start)
+
+
 @pytest.mark.parametrize("answer", [None, ..., lambda values: ...])
 def test_missing_answer_is_no_try(answer, capsys):
     assert not exercises.check("99-1", answer)

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,10 @@ pytestmark = pytest.mark.ranks
 needs_pytorch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None,
     reason="PyTorch is an optional part: `make pytorch`",
+)
+needs_horovod = pytest.mark.skipif(
+    not pytorch_net.horovod_has_pytorch(),
+    reason="Horovod has no PyTorch: `make horovod-pytorch`",
 )
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 # one sample remains on 1, 2, 3 and 4 ranks with a global batch of 12, so that ranks have none
@@ -107,6 +112,32 @@ def test_missing_pytorch_is_told_with_the_command(monkeypatch):
             call()
     with pytest.raises(MissingComponentError, match="Run `make pytorch`"):
         pytorch_rendezvous.meet(2)
+
+
+@pytest.mark.parametrize(
+    ("torch", "horovod", "shown"),
+    [(False, False, ""), (True, False, "PyTorch"), (True, True, "PyTorch Horovod with PyTorch")],
+)
+def test_marked_cells_only_say_what_is_missing(torch, horovod, shown, monkeypatch):
+    transformers = []
+    shell = SimpleNamespace(input_transformers_post=transformers)
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    monkeypatch.setattr(pytorch_net, "horovod_has_pytorch", lambda: horovod)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: shell if torch else None)
+    pytorch_net.skip_marked_cells()
+    ran = []
+    for mark, make in (("PyTorch", "pytorch"), ("Horovod with PyTorch", "horovod-pytorch")):
+        lines = [f"# needs {mark}\n", "1 / 0\n"]
+        for transform in transformers:
+            lines = transform(lines)
+        if lines[-1] == "1 / 0\n":
+            ran.append(mark)
+        else:
+            assert len(lines) == 1
+            assert f"`make {make}`" in lines[0]
+    assert " ".join(ran) == shown
+    plain = ["print(1)\n"]
+    assert [transform(plain) for transform in transformers] in ([], [plain])
 
 
 # --- with PyTorch, in processes of their own ---------------------------------------------------
@@ -236,6 +267,49 @@ def test_every_way_is_the_serial_training(tmp_path, ranks):
                     assert came["sent"].get(kind, 0) == nbytes
             if name.startswith("own"):
                 assert came["sent"].get("gradients", 0) == whole * (ranks > 1)
+
+
+def turns():
+    """Horovod's optimizer and DDP from equal weights in float64, against the serial gradient."""
+    import horovod.torch as hvd
+    import numpy as np
+    import torch
+    from mpi4py import MPI
+
+    from dlcourse import pytorch_ddp, pytorch_net, pytorch_rendezvous
+
+    comm, random = MPI.COMM_WORLD, np.random.default_rng(0)
+    weights = [random.normal(0, 0.05, shape) for shape in pytorch_net.SHAPES.values()]
+    images, labels = random.random((4 * comm.size, 28, 28, 1)), np.arange(4 * comm.size) % 10
+    _, serial = pytorch_net.logits_and_gradients(weights, images, labels)
+    hvd.init()
+    with pytorch_rendezvous.joined_by_mpi(comm):
+        nets = [pytorch_net.build(weights) for _ in range(2)]
+        plain = [torch.optim.SGD(net.parameters(), 0.1, momentum=0.9) for net in nets]
+        optimizers = hvd.DistributedOptimizer(plain[0], nets[0].named_parameters()), plain[1]
+        nets[1] = torch.nn.parallel.DistributedDataParallel(nets[1])
+        batch = [each[comm.rank * 4 :][:4] for each in (images, labels)]
+        gradients, seconds = pytorch_ddp.steps_in_turns(nets, optimizers, *batch, comm, 2)
+        final = [pytorch_net.weights_of(net) for net in nets]
+    hvd.shutdown()
+
+    def apart(one, other):
+        return max(float(abs(a - b).max()) for a, b in zip(one, other, strict=True))
+
+    found = {"serial": [apart(each, serial) for each in gradients], "final": apart(*final)}
+    counts = [[len(each.seconds), len(each.warmup_s)] for each in seconds]
+    return found | {"counts": counts, "moved": apart(final[0], weights)}
+
+
+@needs_pytorch
+@needs_horovod
+@pytest.mark.parametrize("ranks", [2, *long(3)])
+def test_horovods_optimizer_and_ddp_make_the_serial_step(tmp_path, ranks):
+    for found in on_ranks(ranks, turns, tmp_path, env=ONE_THREAD):
+        assert max(found["serial"]) <= 1e-12
+        assert found["final"] <= 1e-12
+        assert found["moved"] > 1e-3
+        assert found["counts"] == [[2, 3], [2, 3]]
 
 
 def refused(cases):

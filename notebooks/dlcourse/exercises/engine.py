@@ -106,8 +106,8 @@ class Exercise:
         Args:
             clusters: (numbers of ranks) -> the clusters to run on; needed with `ranks`.
         """
-        if _unanswered(answer):
-            raise NotAnswered
+        if _unanswered(answer) or (self.ranks and _is_placeholder(answer)):
+            raise NotAnswered  # no ranks are started for it
         if callable(self.model) and not callable(answer):
             raise WrongAnswer(f"Expected: a function, got {brief(answer)}. Write it with `def`.")
         if self.check:
@@ -285,6 +285,16 @@ def _on_rank(call: Callable[..., Any] | None, answer: Any, inputs: list[tuple]) 
 
 def _call(answer: Any, *arguments: Any) -> Any:
     return answer(*arguments)
+
+
+def _placeholder() -> Any:
+    return ...
+
+
+def _is_placeholder(answer: Any) -> bool:
+    """Return whether a function is still the notebook's `return ...`."""
+    code, empty = getattr(answer, "__code__", None), _placeholder.__code__
+    return code is not None and (code.co_code, code.co_consts) == (empty.co_code, empty.co_consts)
 
 
 def _unanswered(value: Any) -> bool:
