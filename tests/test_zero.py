@@ -319,52 +319,37 @@ def test_the_next_layer_is_gathered_while_one_computes(tmp_path):
         assert without == [False] * 3
 
 
-def trained_in_tensorflow():
-    import os
-
+def test_a_layer_of_tensorflow_is_like_that_of_numpy():
     os.environ["KERAS_BACKEND"] = "tensorflow"
     import keras
-    import numpy as np
     import tensorflow as tf
-    from mpi4py import MPI
 
-    from dlguide.parallel import zero
-
-    comm = MPI.COMM_WORLD
-    table = np.random.default_rng(3).normal(size=(5, 6))
-    random = np.random.default_rng(4)
-    words, labels = random.integers(0, 5, 8), random.integers(0, 3, 8)
-    kernel = zero.DenseLayer(6, 3, 2, linear=True)
-    dense = keras.layers.Dense(6, "tanh", dtype="float64")
-    dense.build((None, 6))
-    dense.set_weights(zero.DenseLayer(6, 6, 1).initial_weights())
-    layers = [
-        zero.TensorFlowLayer(lambda w, x: tf.gather(w[0], x), lambda: [table]),
-        zero.TensorFlowLayer(lambda w, x: dense.stateless_call(w, [], x)[0], dense.get_weights),
-        zero.TensorFlowLayer(lambda w, x: x @ w[0] + w[1], kernel.initial_weights),
-    ]
-    own = slice(comm.rank, None, comm.size)
-    loss = lambda outputs, labels: zero.softmax_cross_entropy(outputs.numpy(), labels)  # noqa: E731
-    with zero.ZeroTrainer(layers, comm, loss, zero.UpdateRule("sgd", 0.5)) as trainer:
-        losses = [trainer.step(words[own], labels[own]) for _ in range(3)]
-        found = [each for layer in trainer.weights() for each in layer]
-    # the same in TensorFlow, with one tape
-    weights = [tf.Variable(table), *map(tf.Variable, dense.get_weights())]
-    weights += map(tf.Variable, kernel.initial_weights())
-    apart = []
-    for step in range(3):
-        with tf.GradientTape() as tape:
-            hidden = tf.tanh(tf.gather(weights[0], words) @ weights[1] + weights[2])
-            logits = hidden @ weights[3] + weights[4]
-            mean = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
-        for weight, gradient in zip(weights, tape.gradient(mean, weights), strict=True):
-            weight.assign_sub(0.5 * tf.convert_to_tensor(gradient))
-        apart.append(abs(losses[step] - float(mean)))
-    return [*apart, *(float(np.abs(a - b).max()) for a, b in zip(found, weights, strict=True))]
-
-
-def test_layers_of_tensorflow_are_trained_in_stage_3(tmp_path):
-    assert max(map(max, on_ranks(2, trained_in_tensorflow, tmp_path))) <= 1e-12
+    plain = zero.DenseLayer(4, 3, seed=1)
+    weights = plain.initial_weights()
+    dense = keras.layers.Dense(3, "tanh", dtype="float64")
+    dense.build((None, 4))
+    dense.set_weights(weights)
+    layer = zero.TensorFlowLayer(
+        lambda weights, inputs: dense.stateless_call(weights, [], inputs)[0], dense.get_weights
+    )
+    for came, right in zip(layer.initial_weights(), weights, strict=True):
+        np.testing.assert_array_equal(came, right)
+    inputs, slope = np.random.default_rng(2).normal(size=(2, 5, 4))
+    slope = slope[:, :3]
+    doubled = [2 * weight for weight in weights]  # it takes those that it is given
+    results = []
+    for each in (plain, layer):
+        outputs, saved = each.forward(doubled, inputs)
+        gradients = [np.empty_like(weight) for weight in weights]
+        results.append([outputs, each.backward(doubled, gradients, saved, slope), *gradients])
+    for right, came in zip(*results, strict=True):
+        np.testing.assert_allclose(came, right, rtol=1e-12, atol=1e-14)
+    # whole numbers have no gradient, and rows that are used twice are summed
+    table, rows = np.ones((3, 2)), np.array([2, 0, 2])
+    lookup = zero.TensorFlowLayer(lambda weights, inputs: tf.gather(weights[0], inputs), list)
+    outputs, saved = lookup.forward([table], rows)
+    assert lookup.backward([table], [table], saved, np.ones((3, 2))) is None
+    np.testing.assert_array_equal(table, [[1, 1], [0, 0], [2, 2]])
 
 
 def what_trainers_refuse():
