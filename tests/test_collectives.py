@@ -325,29 +325,13 @@ def bytes_sent_by_each_algorithm():
     from mpi4py import MPI
 
     from dlguide import collectives
-
-    class Counting(MPI.Intracomm):
-        """Counts the bytes that go out through it."""
-
-        sent = 0
-
-        def Send(self, buffer, *rest):
-            self.sent += buffer[1]
-            return super().Send(buffer, *rest)
-
-        def Isend(self, buffer, *rest):
-            self.sent += buffer[1]
-            return super().Isend(buffer, *rest)
-
-        def Sendrecv(self, buffer, *rest):
-            self.sent += buffer[1]
-            return super().Sendrecv(buffer, *rest)
+    from dlguide.collectives.communicator import counting_comm
 
     comm, found = MPI.COMM_WORLD, {}
     for name in ("ring", "ring_segmented", "halving_doubling", "recursive_doubling", "tree"):
-        counting = Counting(comm)
+        counting = counting_comm(comm)
         collectives.ALGORITHMS[name](np.zeros(960, "f4"), counting)
-        found[name] = counting.sent
+        found[name] = counting.sent_bytes
     return found
 
 

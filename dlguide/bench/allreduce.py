@@ -24,6 +24,7 @@ from dlguide.cluster import processes
 from dlguide.cluster.environment import launcher_of
 from dlguide.cluster.mpi import SESSION, find_mpi, library_version, require_one_world
 from dlguide.collectives import LIBRARY, NAMES, AllreduceTable, autotune, ring_share
+from dlguide.collectives.communicator import counting_comm
 from dlguide.errors import require, require_count, require_known
 from dlguide.machine import describe, threads
 from dlguide.measure import Ratio
@@ -287,31 +288,14 @@ def check_sums(comm: Any, sizes: list[int], names: list[str]) -> None:
 
 def bytes_sent(comm: Any, sizes: list[int], names: list[str]) -> dict[str, dict[int, list[int]]]:
     """Count what each rank sends in one allreduce; collective."""
-    from mpi4py import MPI
-
-    class CountingComm(MPI.Intracomm):
-        sent = 0
-
-        def Send(self, buffer: list, *rest: Any) -> None:
-            self.sent += buffer[1]
-            super().Send(buffer, *rest)
-
-        def Isend(self, buffer: list, *rest: Any) -> Any:
-            self.sent += buffer[1]
-            return super().Isend(buffer, *rest)
-
-        def Sendrecv(self, buffer: list, *rest: Any) -> None:
-            self.sent += buffer[1]
-            super().Sendrecv(buffer, *rest)
-
     found: dict[str, dict[int, list[int]]] = {}
     for name in names:
         for nbytes in sizes:
-            through = CountingComm(comm)
+            through = counting_comm(comm)
             # these go through other communicators and through shared memory
             if name not in ("hierarchical", "shared"):
                 autotune.run(name, np.zeros(max(1, nbytes // 4), np.float32), through)
-                found.setdefault(name, {})[nbytes] = comm.allgather(through.sent)
+                found.setdefault(name, {})[nbytes] = comm.allgather(through.sent_bytes)
     return found
 
 

@@ -86,3 +86,50 @@ class MPICommunicator(Communicator):
 
     def allgather_bytes(self, data: bytes) -> list[bytes]:
         return self.comm.allgather(data)
+
+
+def counting_comm(comm: Comm) -> Any:
+    """Return a communicator of the same ranks that counts what this rank sends to another.
+
+    `messages` of the result has the bytes of each message of an array from rank to rank, which is
+    what the collectives of this subpackage are made of; those of MPI's own and pickled objects are
+    not counted. The communicators that `Split` and `Dup` make of it share the list.
+
+    Returns:
+        mpi4py.MPI.Intracomm: with the list `messages` and their sum, `sent_bytes`.
+    """
+    from mpi4py import MPI
+
+    class CountingComm(MPI.Intracomm):
+        messages: list[int]
+
+        @property
+        def sent_bytes(self) -> int:
+            return sum(self.messages)
+
+        def Send(self, buffer: list, *rest: Any) -> None:
+            self.messages.append(buffer[1])
+            super().Send(buffer, *rest)
+
+        def Isend(self, buffer: list, *rest: Any) -> Any:
+            self.messages.append(buffer[1])
+            return super().Isend(buffer, *rest)
+
+        def Sendrecv(self, buffer: list, *rest: Any) -> None:
+            self.messages.append(buffer[1])
+            super().Sendrecv(buffer, *rest)
+
+        def Split(self, *arguments: Any) -> Any:
+            return self._sharing(super().Split(*arguments))
+
+        def Dup(self, *arguments: Any) -> Any:
+            return self._sharing(super().Dup(*arguments))
+
+        def _sharing(self, made: Any) -> Any:
+            counting = CountingComm(made)
+            counting.messages = self.messages
+            return counting
+
+    counting = CountingComm(comm)
+    counting.messages = []
+    return counting

@@ -12,14 +12,19 @@ from typing import Any
 
 # Where each name is; modules stand for themselves.
 _PLACES = {
-    **dict.fromkeys(("compression", "layout_planner", "local_sgd", "mesh", "overlap")),
-    **dict.fromkeys(("parameter_server", "pipeline", "pipeline_schedule", "tensor", "zero")),
+    **dict.fromkeys(("compression", "context", "experts", "layout_planner", "local_sgd", "mesh")),
+    **dict.fromkeys(("overlap", "parameter_server", "pipeline", "pipeline_schedule")),
+    **dict.fromkeys(("tensor", "zero")),
     "LocalSGD": "local_sgd",
     "MeshLayout": "mesh",
+    "MixtureOfExperts": "experts",
     "PipelineParallel": "pipeline",
     "TensorParallelModel": "tensor",
     "ZeroOptimizer": "zero",
+    "ZeroTrainer": "zero",
     "plan_layout": "layout_planner",
+    "ring_attention": "context",
+    "ulysses_attention": "context",
 }
 __all__ = [*_PLACES]
 
