@@ -14,11 +14,13 @@ from typing import Any
 _PLACES = {
     **dict.fromkeys(("compression", "layout_planner", "local_sgd", "mesh", "overlap")),
     **dict.fromkeys(("parameter_server", "pipeline", "pipeline_schedule", "tensor", "zero")),
+    "DiLoCo": "local_sgd",
     "LocalSGD": "local_sgd",
     "MeshLayout": "mesh",
     "PipelineParallel": "pipeline",
     "TensorParallelModel": "tensor",
     "ZeroOptimizer": "zero",
+    "choose_layout": "layout_planner",
     "plan_layout": "layout_planner",
 }
 __all__ = [*_PLACES]
