@@ -103,6 +103,9 @@ def tokens(text: str, kind: str = "characters") -> TextTokens:
     Args:
         kind: "characters" numbers those that occur, in their order; "bytes" are those of UTF-8.
 
+    Returns:
+        TextTokens: one token for each character or byte.
+
     Raises:
         ValueError: when the text is empty or the kind is unknown.
 
