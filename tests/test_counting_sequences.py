@@ -246,6 +246,14 @@ def test_activations_are_the_arrays_that_a_step_of_tensorflow_needs(name, precis
     assert models.memory(model, 10).activations / 10 == kept_by_tensorflow(model)
 
 
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("sizes", [{}, {"key_value_heads": 4}, {"tied": 1}])
+def test_a_gpt_keeps_the_arrays_that_a_step_of_tensorflow_needs(sizes, precision, keras):
+    # a hidden width that is no multiple of the batch by which the arrays are recognised
+    model = models.build("gpt", dtype=precision, length=6, layers=1, hidden=20, **sizes)
+    assert models.memory(model, 10).activations / 10 == kept_by_tensorflow(model)
+
+
 @pytest.mark.parametrize("rows", [True, False])
 @pytest.mark.parametrize("kind", ["SimpleRNN", "LSTM", "GRU"])
 def test_recurrent_layers_keep_the_arrays_of_their_steps(kind, rows, keras):

@@ -32,6 +32,7 @@ SMALL = {
     "gru": {"length": 6},
     "transformer": {"length": 6, "features": 3},
     "causal_transformer": {"length": 6, "vocabulary": 11},
+    "gpt": {"length": 6, "vocabulary": 11, "width": 32, "layers": 3},
 }
 
 
@@ -47,7 +48,7 @@ def weights_digest(model):
 def samples(name, batch=5, **sizes):
     """Draw samples that a net takes."""
     rng, shape = np.random.default_rng(1), models.sample_shape(name, **sizes)
-    if name == "causal_transformer":
+    if name in ("causal_transformer", "gpt"):
         return rng.integers(0, sizes.get("vocabulary", 128), (batch, *shape)).astype("int32")
     return rng.random((batch, *shape), "float32")
 
@@ -125,6 +126,15 @@ def transformer_parameters(name, length, width, heads, layers, **more):
     return total + 2 * more["vocabulary"] * width + width
 
 
+def gpt_parameters(name, length, vocabulary, width, heads, key_value_heads, hidden, layers, tied):
+    """Four kernels of attention, three of SwiGLU, two scales a block, and one more."""
+    hidden = hidden or 8 * -(-width // 3)
+    head = width // heads
+    attention = 2 * width * heads * head + 2 * width * key_value_heads * head
+    block = attention + 3 * width * hidden + 2 * width
+    return layers * block + width + (1 if tied else 2) * vocabulary * width
+
+
 def closed_form(name, **sizes):
     kinds = {
         "resnet": cifar_parameters,
@@ -134,6 +144,7 @@ def closed_form(name, **sizes):
         "causal": transformer_parameters,
         "transformer": transformer_parameters,
         "dcgan": dcgan_parameters,
+        "gpt": gpt_parameters,
         **dict.fromkeys(("rnn", "lstm", "gru"), recurrent_parameters),
     }
     kind = max((kind for kind in kinds if name.startswith(kind)), key=len)

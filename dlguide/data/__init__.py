@@ -11,6 +11,7 @@ __all__ = [
     "readers",
     "staging",
     "synthetic",
+    "texts",
     "verification",
 ]
 

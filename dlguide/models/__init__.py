@@ -1,7 +1,8 @@
 """Neural networks by name, the same on every rank, and their cost in flops, bytes and memory."""
 
-from dlguide.models import images, sequences  # noqa: F401  they register their nets
+from dlguide.models import gpt, images, sequences  # noqa: F401  they register their nets
 from dlguide.models.costs import Cost, LayerCost, architectures, count
+from dlguide.models.gpt import GPTShape
 from dlguide.models.memory import memory
 from dlguide.models.registry import (
     build,
@@ -14,6 +15,7 @@ from dlguide.models.registry import (
 
 __all__ = [
     "Cost",
+    "GPTShape",
     "LayerCost",
     "architectures",
     "build",

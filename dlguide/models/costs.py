@@ -218,7 +218,8 @@ def _layer_cost(call: LayerCall, batch: int) -> LayerCost:
     written = 0 if kind in FREE else _nbytes(node.output_tensors, outputs)
     read = 0 if kind in FREE else _nbytes(node.input_tensors, inputs)
     # an embedding reads the rows it looks up, as many bytes as it writes
-    shared = written * batch if kind == "Embedding" else weight_bytes
+    looked_up = kind.endswith("Embedding") and len(inputs[0]) == 1
+    shared = written * batch if looked_up else weight_bytes
     return LayerCost(
         name=name,
         kind=kind,
@@ -360,6 +361,19 @@ def _attention(layer: Any, inputs: list[Shape], output: Shape) -> Work:
     return products, queries + 3 * scores + (biases if layer.use_bias else 0)
 
 
+def _scaled_products(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    """Count attention without its projections: h heads of k, 2 h L S k, 4 for each score."""
+    (asked, heads, width), (answered, *_), _ = inputs
+    scores = heads * asked * answered
+    return Products(between=2 * scores * width), 4 * scores
+
+
+def _embedding(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    """Count nothing where rows are looked up, a dense layer where the embedding is reversed."""
+    reverse = len(inputs[0]) > 1
+    return Products(prod(inputs[0]) * layer.input_dim if reverse else 0), 0
+
+
 def _einsum(layer: Any, inputs: list[Shape], output: Shape) -> Work:
     """Count one multiply-add for each combination of all indices but that of the batch."""
     equation = layer.equation
@@ -387,6 +401,8 @@ FORMULAS: dict[str, Formula] = {
     "EinsumDense": _einsum,
     **dict.fromkeys(("SimpleRNN", "LSTM", "GRU"), _recurrent),
     "MultiHeadAttention": _attention,
+    "DotProductAttention": _scaled_products,
+    "ReversibleEmbedding": _embedding,
     **_numbered("MaxPooling{}", _pooling),
     **_numbered("AveragePooling{}", _pooling),
     **_numbered("GlobalMaxPooling{}", _over_inputs),
@@ -396,6 +412,7 @@ FORMULAS: dict[str, Formula] = {
     # mean, centre, square, sum, divide, scale, shift
     "LayerNormalization": _each(7),
     "GroupNormalization": _each(7),
+    "RMSNormalization": _each(4),  # square, sum, divide, scale
     **dict.fromkeys(("Add", "Subtract", "Multiply", "Maximum", "Minimum", "Average"), _merge),
     **dict.fromkeys(("ReLU", "Relu", "LeakyReLU", "ELU"), _each(1)),
     "Activation": _other(lambda layer, inputs, output: _activation(layer, output)),
@@ -403,6 +420,7 @@ FORMULAS: dict[str, Formula] = {
     "Softmax": _each(3),
     **dict.fromkeys(("Rescaling", "Normalization"), _each(2)),
     **dict.fromkeys(("Concatenate", "Permute", "RepeatVector", "Embedding"), _each(0)),
+    **dict.fromkeys(("Roll", "Cast", "Repeat"), _each(0)),
     **_numbered("ZeroPadding{}", _each(0)),
     **_numbered("Cropping{}", _each(0)),
     **_numbered("UpSampling{}", _each(0)),

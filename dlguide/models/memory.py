@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from dlguide.errors import require, require_count, require_known
-from dlguide.models.graph import LayerArray, LayerCall, itemsize, layer_calls
+from dlguide.models.graph import LayerArray, LayerCall, itemsize, layer_calls, shape_of
 from dlguide.models.registry import DTYPES, build
 
 if TYPE_CHECKING:
@@ -159,12 +159,13 @@ def _precision(model: keras.Model) -> str:
 _OF_A_UNIT = {"SimpleRNN": 1, "LSTM": 7, "GRU": 6}
 _MERGES = {"Add", "Subtract", "Average"}
 _FORGETFUL = {
-    *("Concatenate", "Permute", "RepeatVector", "Rescaling"),
+    *("Concatenate", "Permute", "RepeatVector", "Rescaling", "Roll", "Cast", "Repeat"),
     *(f"{kind}{n}D" for kind in ("ZeroPadding", "Cropping", "UpSampling") for n in (1, 2, 3)),
     *(f"{kind}AveragePooling{n}D" for kind in ("", "Global") for n in (1, 2, 3)),
 }
 _BY_OUTPUT = {"ReLU", "Relu", "ELU", "Softmax"}
 _BY_INPUT = {"LeakyReLU", "PReLU", "GroupNormalization", *_OF_A_UNIT, "MultiHeadAttention"}
+_BY_INPUT |= {"Multiply", "ReversibleEmbedding"}
 _LINEAR = ("Conv", "DepthwiseConv", "Dense", "EinsumDense")
 # Activation functions whose gradient needs the output; the others need the input.
 _FUNCTIONS_BY_OUTPUT = {"relu", "relu6", "sigmoid", "tanh", "softmax", "elu", "selu"}
@@ -220,9 +221,15 @@ def _keeps(call: LayerCall) -> Saved:
     before = {(a.number, dtype): a.elements * itemsize(dtype) for a in inputs}
     after = {(a.number, a.dtype): a.nbytes for a in outputs}
     name = getattr(getattr(layer, "activation", None), "__name__", "linear")
-    if kind == "LayerNormalization":
+    if kind == "Multiply" and len(inputs) == 1:  # by a constant
+        return {}
+    if kind == "DotProductAttention":
+        # keys and values that are repeated for groups of heads are kept so
+        kept = inputs[:1] if _repeats(call) else inputs
+        return {(a.number, dtype): a.nbytes for a in kept}
+    if kind in ("LayerNormalization", "RMSNormalization"):
         return _kept_by_rows(layer, inputs[0], outputs[0], dtype)
-    if kind == "Embedding":
+    if kind.endswith("Embedding") and "int" in inputs[0].dtype:
         return {(a.number, a.dtype): a.nbytes for a in inputs}
     if kind == "BatchNormalization":
         wide = "float32" if itemsize(dtype) == 2 else dtype
@@ -256,11 +263,12 @@ def _keeps(call: LayerCall) -> Saved:
 
 
 def _kept_by_rows(layer: Any, given: LayerArray, output: LayerArray, dtype: str) -> Saved:
-    """Return what normalisation of each row keeps: input, scales, three numbers per row."""
+    """Return what normalisation of each row keeps: input, scales, one or three numbers per row."""
     wide = "float32" if itemsize(dtype) == 2 else dtype
     rows = given.elements // prod(layer.weights[0].shape) if layer.weights else 0
     nbytes = given.elements * itemsize(wide)
-    scales = nbytes + 3 * rows * itemsize(wide)
+    numbers = 1 if type(layer).__name__ == "RMSNormalization" else 3
+    scales = nbytes + numbers * rows * itemsize(wide)
     return {(given.number, wide): nbytes, (-output.number, wide): scales}
 
 
@@ -270,6 +278,8 @@ def _inside(call: LayerCall) -> Saved:
         nbytes = _inside_recurrent(call.layer, call.node)
     elif call.kind == "MultiHeadAttention":
         nbytes = _inside_attention(call.layer, call.node)
+    elif call.kind == "DotProductAttention":
+        nbytes = _inside_products(call)
     else:
         return {}
     return {(-call.outputs[0].number, "inside"): nbytes}
@@ -295,3 +305,21 @@ def _inside_attention(layer: Any, node: Any) -> int:
     wide = 4 * weights if itemsize(layer.compute_dtype) == 2 else 0
     masked = node.arguments.kwargs.get("use_causal_mask", False)
     return numbers * itemsize(layer.compute_dtype) + wide + (weights if masked else 0)
+
+
+def _inside_products(call: LayerCall) -> int:
+    """Count what attention without projections keeps: keys and values repeated, weights, mask."""
+    (asked, heads, width), (answered, *_), _ = (
+        shape_of(tensor, call.name) for tensor in call.node.input_tensors
+    )
+    weights = heads * asked * answered
+    repeated = 2 * heads * answered * width if _repeats(call) else 0
+    size = itemsize(call.inputs[0].dtype)
+    wide = 4 * weights if size == 2 else 0
+    return (weights + repeated) * size + wide + weights * call.layer.is_causal
+
+
+def _repeats(call: LayerCall) -> bool:
+    """Whether attention without projections repeats keys and values for groups of heads."""
+    asked, answered, _ = (tensor.shape[2] for tensor in call.node.input_tensors)
+    return 1 < answered < asked

@@ -176,6 +176,9 @@ def build(
     - "transformer": the same task; length, features, width, heads, layers, outputs.
     - "causal_transformer": logits of the next token at each position; length, vocabulary, width,
       heads, layers.
+    - "gpt": the same task by a net as language models have it today (`GPTShape` has its closed
+      forms); length, vocabulary, width, heads, key_value_heads, hidden (0: 8 / 3 of the width),
+      layers, tied (1: embeddings and last layer share their weights).
 
     Every random number comes from `seed`, none from a global state: the same arguments give the
     same weights, bit by bit, on every rank. Weights of different dtypes are different draws.

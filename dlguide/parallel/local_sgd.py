@@ -11,7 +11,9 @@ optimizer (its momentum) stays each rank's own.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +21,7 @@ import numpy as np
 from dlguide import collectives
 from dlguide.collectives.agreement import require_equal_buffers
 from dlguide.errors import require, require_count, require_positive
+from dlguide.parallel.overlap import require_threads
 
 if TYPE_CHECKING:
     import keras
@@ -76,8 +79,12 @@ class LocalSGD:
         require_equal_buffers(comm, np.zeros(1), scheme=repr(self), step=step, arrays=kinds)
 
     def _means(self, arrays: Sequence[np.ndarray], comm: Comm, step: int) -> list[np.ndarray]:
-        """Return the means over ranks: one allreduce for all arrays of a dtype."""
+        """Return the means over ranks of the arrays of one step."""
         self.require_same_step(arrays, comm, step)
+        return self._average(arrays, comm)
+
+    def _average(self, arrays: Sequence[np.ndarray], comm: Comm) -> list[np.ndarray]:
+        """Return the means over ranks: one allreduce for all arrays of a dtype."""
         means = [array.copy() for array in arrays]
         for dtype in sorted({array.dtype.name for array in arrays}):
             same = [mean for mean in means if mean.dtype.name == dtype]
@@ -144,6 +151,146 @@ class BlockMomentum(LocalSGD):
         """Set the weights to the model itself, without the look-ahead of the next block."""
         for array, model in zip(arrays, self.model, strict=bool(self.model)):
             array[...] = model
+
+
+class DiLoCo(LocalSGD):
+    """Steps by the ranks' mean change, with Nesterov momentum; fragment by fragment if asked.
+
+    With W the weights that all ranks share, w those of a rank after its H local steps, momentum m
+    and outer rate z:
+
+        D = mean of (W - w),    V <- m V + D,    W <- W - z (D + m V),    w <- W
+
+    It is what `BlockMomentum` computes with its look-ahead, by the terms of SGD; m = 0 and z = 1 is
+    `LocalSGD`. The local optimizer is AdamW in the papers and keeps its state.
+
+    Streaming: with P `fragments` each call exchanges the next one of P groups of arrays of nearly
+    equal size, so call it every H / P steps: the same bytes in P smaller messages. With `overlap`
+    the sum travels in a thread while the ranks go on, and the next call takes it over:
+
+        w <- mix w + (1 - mix) W
+
+    `finish`, after a last call, exchanges the other fragments once more, so that all ranks end with
+    the same weights. Left out of the paper's form: outer gradients of 4 bits, fragments along the
+    layers.
+
+    Args:
+        rate: outer learning rate z.
+        momentum: outer momentum m.
+        fragments: P.
+        overlap: whether the ranks train on while a fragment travels; needs MPI with threads.
+        mix: share of the rank's own weights that `overlap` keeps (fraction).
+
+    Source:
+        Douillard et al. 2023 (arXiv:2311.08105), algorithm 1; streaming: Douillard et al. 2025
+        (arXiv:2501.18512), section 2.
+    """
+
+    def __init__(
+        self,
+        rate: float = 0.7,
+        momentum: float = 0.9,
+        fragments: int = 1,
+        overlap: bool = False,
+        mix: float = 0.5,
+    ) -> None:
+        super().__init__()
+        valid = isinstance(momentum, float | int) and 0 <= momentum < 1
+        require(valid, "momentum", "be at least 0 and below 1", momentum)
+        require(0 <= mix < 1, "mix", "be at least 0 and below 1", mix)
+        self.momentum, self.rate = float(momentum), require_positive(rate, "rate")
+        self.fragments = require_count(fragments, "fragments")
+        self.overlap, self.mix = overlap, float(mix) if overlap else 0.0
+        self.name = f"diloco({rate:g}, {momentum:g}, {fragments}, {overlap}, {mix:g})"
+        self.model: list[np.ndarray] = []
+        self.velocity: list[np.ndarray] = []
+        self.turn = 0
+        self._travelling: tuple[list[int], Future] | None = None
+        self._comm: Any = None  # with `overlap` a copy, for the thread alone
+
+    def begin(self, arrays: Sequence[np.ndarray]) -> None:
+        """Remember the weights that all ranks share; needed before the first synchronisation."""
+        self.model = [array.copy() for array in arrays]
+        self.velocity = [np.zeros_like(array) for array in arrays]
+
+    def fragments_of(self, arrays: Sequence[Any]) -> list[list[int]]:
+        """Return the places of the arrays of each fragment: the largest first, to the smallest."""
+        must, then = f"be at most the {len(arrays)} arrays", f"Use {len(arrays)} or fewer."
+        require(self.fragments <= len(arrays), "fragments", must, self.fragments, then)
+        sizes = [self.nbytes([array], 2) for array in arrays]
+        found: list[list[int]] = [[] for _ in range(self.fragments)]
+        for place in sorted(range(len(sizes)), key=lambda place: (-sizes[place], place)):
+            min(found, key=lambda row: (sum(sizes[i] for i in row), len(row))).append(place)
+        return [sorted(row) for row in found]
+
+    def fragment_nbytes(self, arrays: Sequence[Any], ranks: int) -> list[int]:
+        """Predict the bytes that one rank passes to the sum for each fragment."""
+        rows = self.fragments_of(arrays)
+        return [self.nbytes([arrays[place] for place in row], ranks) for row in rows]
+
+    def synchronise(self, arrays: Sequence[np.ndarray], comm: Comm, step: int = 0) -> None:
+        """Exchange the next fragment, in place; every rank must call."""
+        self.require_same_step(arrays, comm, step)
+        begun = len(self.model) == len(arrays)
+        require(begun, "begin", "be called with the same arrays before", len(self.model))
+        chosen = self.fragments_of(arrays)[self.turn % self.fragments]
+        self.turn += 1
+        if self._comm is None:
+            if self.overlap:
+                require_threads()
+            self._comm = comm.Dup() if self.overlap else comm
+        if not self.overlap:
+            self._take_over(arrays, chosen, self._average([arrays[i] for i in chosen], comm))
+            return
+        self._arrive(arrays)
+        own, future = [arrays[place].copy() for place in chosen], Future()
+
+        def send() -> None:
+            try:
+                future.set_result(self._average(own, self._comm))
+            except BaseException as error:  # it must not end with the thread
+                future.set_exception(error)
+
+        self._travelling = chosen, future
+        threading.Thread(target=send, name="outer step", daemon=True).start()
+
+    def finish(self, arrays: Sequence[np.ndarray]) -> None:
+        """Exchange what is not yet the same on all ranks; every rank must call."""
+        if self._comm is None:
+            return
+        self._arrive(arrays)
+        self.mix, mix = 0.0, self.mix
+        last = None if self.overlap else (self.turn - 1) % self.fragments
+        for number, chosen in enumerate(self.fragments_of(arrays)):
+            if number != last:
+                means = self._average([arrays[place] for place in chosen], self._comm)
+                self._take_over(arrays, chosen, means)
+        self.mix = mix
+        if self.overlap:
+            self._comm.Free()
+        self._comm = None
+
+    def _arrive(self, arrays: Sequence[np.ndarray]) -> None:
+        """Wait for the fragment that travels, if any."""
+        if self._travelling is not None:
+            chosen, future = self._travelling
+            self._travelling = None
+            self._take_over(arrays, chosen, future.result())
+
+    def _take_over(
+        self, arrays: Sequence[np.ndarray], chosen: list[int], means: list[np.ndarray]
+    ) -> None:
+        """Make the outer step with some arrays' means."""
+        for place, mean in zip(chosen, means, strict=True):
+            array, model, velocity = arrays[place], self.model[place], self.velocity[place]
+            m, z, mix = (model.dtype.type(each) for each in (self.momentum, self.rate, self.mix))
+            change = model - mean
+            velocity[...] = m * velocity + change
+            if self.momentum == 0 and self.rate == 1:
+                model[...] = mean  # W - (W - mean) would round
+            else:
+                model -= z * (change + m * velocity)
+            array[...] = mix * array + (1 - mix) * model if self.mix else model
 
 
 class ElasticAveraging(LocalSGD):

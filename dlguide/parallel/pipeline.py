@@ -19,7 +19,7 @@ from dlguide.collectives import allreduce
 from dlguide.collectives.agreement import agree_or_raise, clock_offset, require_equal
 from dlguide.collectives.buffers import flatten, message
 from dlguide.data.datasets import shard
-from dlguide.errors import require, require_count, require_known
+from dlguide.errors import require, require_count
 from dlguide.models import count
 from dlguide.models.graph import graph_of, itemsize, nodes_of, shape_of
 from dlguide.parallel import pipeline_schedule
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import keras
     from mpi4py.MPI import Comm
 
-_TAGS = {FORWARD: 7751, BACKWARD: 7752}
+_TAG = 7751
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class PipelineStep:
 
     `loss` is the mean over the batch. `cells` are those of all stages on the clock of rank 0,
     starting at 0; only computing counts as work. `held` is for each stage the largest number of
-    microbatches whose activations it kept, `sent_bytes` what it sent to its neighbours.
+    microbatches whose activations it kept (counted once for each piece of the net), `sent_bytes`
+    what it sent to its neighbours.
     """
 
     loss: float
@@ -56,11 +57,11 @@ class PipelineStep:
 class PipelineParallel:
     """Trains a net whose stages are on the ranks of a communicator.
 
-    Every rank builds the same net and keeps its own stage. A step cuts the batch into
-    microbatches, sends them through the stages, adds up the gradients of all, and updates once:
-    the same step as that of the whole net with the whole batch. With `copies` the ranks are a grid
-    of data x pipeline: each copy takes its part of the batch. Every rank must call, with the same
-    arguments.
+    Every rank builds the same net and keeps its own stage, or with `chunks` several pieces of it.
+    A step cuts the batch into microbatches, sends them through the pieces, adds up the gradients of
+    all, and updates once: the same step as that of the whole net with the whole batch. With
+    `copies` the ranks are a grid of data x pipeline: each copy takes its part of the batch. Every
+    rank must call, with the same arguments.
 
     Batch normalisation sees a microbatch instead of the batch, and dropout draws other masks than
     in the whole net.
@@ -70,17 +71,18 @@ class PipelineParallel:
         comm: the ranks, one for each stage of each copy.
         optimizer: returns a new Keras optimizer; called once per stage.
         microbatches: parts of a copy's batch.
-        schedule: "1f1b" or "gpipe".
+        schedule: "1f1b", "gpipe", "interleaved" or "zb-h1" (`pipeline_schedule`).
         cuts: names of the layers after which to cut; None balances the flops.
         loss: (labels, outputs) -> the loss of each sample; None for softmax cross-entropy.
         recompute: keep only the inputs of stages and recompute the rest in the backward pass.
         uneven: allow microbatches of different sizes, where the batch does not divide.
         copies: pipelines side by side (count); the ranks of a copy are neighbours.
             Several copies of several ranks make communicators, which `mesh.free()` frees.
+        chunks: pieces of the net on each rank, for "interleaved".
 
     Raises:
         ValueError: on all ranks alike, when the net cannot be cut there, an argument is unknown
-            or differs between ranks, or recomputing would give other values.
+            or differs between ranks, or computing twice would give other values.
     """
 
     def __init__(
@@ -95,54 +97,52 @@ class PipelineParallel:
         recompute: bool = False,
         uneven: bool = False,
         copies: int = 1,
+        chunks: int = 1,
     ) -> None:
         asked = {"microbatches": microbatches, "schedule": schedule, "cuts": cuts}
-        require_equal(comm, **asked, recompute=recompute, uneven=uneven)
+        require_equal(comm, **asked, recompute=recompute, uneven=uneven, chunks=chunks)
         self.mesh = copies_mesh(comm, copies)
         comm = self.comm = self.mesh.along("model")
+        rank, ranks, split = comm.rank, comm.size, schedule == "zb-h1"
         with agree_or_raise(comm):
-            require_count(microbatches, "microbatches")
-            require_known(schedule, pipeline_schedule.ORDERS, "schedule")
-            self.cuts = balance(model, comm.size) if cuts is None else tuple(cuts)
-            fits = len(self.cuts) == comm.size - 1
-            then = f"Name {comm.size - 1} layers."
-            require(fits, "cuts", f"make one stage for each of {comm.size} ranks", cuts, then)
-            self.stage = cut(model, self.cuts)[comm.rank]
+            self.order = pipeline_schedule.order(schedule, rank, ranks, microbatches, chunks)
+            pieces = ranks * chunks
+            self.cuts = balance(model, pieces) if cuts is None else tuple(cuts)
+            fits = len(self.cuts) == pieces - 1
+            then = f"Name {pieces - 1} layers."
+            must = f"make {'one stage' if chunks == 1 else f'{chunks} pieces'} for each of {ranks}"
+            require(fits, "cuts", f"{must} ranks", cuts, then)
+            own = cut(model, self.cuts)[rank::ranks]
             self.costs = stage_costs(model, self.cuts)
-            if recompute:
-                _require_repeatable(self.stage)
+            then = "Its stages keep their activations until the gradients of the weights."
+            require(not (split and recompute), "recompute", "be False with zb-h1", recompute, then)
+            for piece in own if recompute or split else ():
+                _require_repeatable(piece)
             self.optimizer = optimizer()
             alone = not getattr(self.optimizer, "global_clipnorm", None)
             then = "Clip each variable on its own, with `clipnorm`."
             require(alone, "optimizer", "not clip by a norm over all stages", "global", then)
-        self.microbatches, self.schedule, self.recompute = microbatches, schedule, recompute
-        self.uneven = uneven
-        self.order = pipeline_schedule.order(schedule, comm.rank, comm.size, microbatches)
-        self.first, self.last = comm.rank == 0, comm.rank == comm.size - 1
+        self.microbatches, self.schedule, self.uneven = microbatches, schedule, uneven
+        kind = _SplitStage if split else _Stage
+        self.stages = [
+            kind(piece, chunk * ranks + rank, pieces, loss or _cross_entropy, recompute)
+            for chunk, piece in enumerate(own)
+        ]
+        self.variables = [v for stage in self.stages for v in stage.model.trainable_variables]
+        if self.variables:
+            self.optimizer.build(self.variables)
+        self._update = self._compiled_update()
         self.offset_s = clock_offset(comm)
-        self._compile(loss or _cross_entropy)
 
-    def _compile(self, loss: Callable[[Any, Any], Any]) -> None:
+    def _compiled_update(self) -> Callable[[list[Any], Any], None]:
         import tensorflow as tf
-
-        stage, first, last = self.stage, self.first, self.last
-
-        @tf.function(autograph=False)
-        def forward(inputs: Any, labels: Any) -> Any:
-            if first:  # else the graph backward would also compute the gradient of the images
-                inputs = tf.stop_gradient(inputs)
-            outputs = stage(inputs, training=True)
-            return tf.reduce_sum(loss(labels, outputs)) if last else outputs
 
         @tf.function(autograph=False)
         def update(gradients: list[Any], samples: Any) -> None:
             means = [gradient / tf.cast(samples, gradient.dtype) for gradient in gradients]
-            self.optimizer.apply(means, stage.trainable_variables)
+            self.optimizer.apply(means, self.variables)
 
-        if stage.trainable_variables:
-            self.optimizer.build(stage.trainable_variables)
-        # one graph for each size of a microbatch; there are two at most
-        self._forward, self._update = forward, update
+        return update
 
     def step(self, images: np.ndarray, labels: np.ndarray) -> PipelineStep:
         """Train on one batch; every rank must call.
@@ -169,43 +169,50 @@ class PipelineParallel:
             part = shard(samples, copies.rank, copies.size)
             images, labels = images[part], labels[part]
             microbatches = self._cut_batch(len(images))
-        gradients: list[Any] = []
-        held: dict[int, tuple[Any, Any, Any]] = {}  # what the backward passes to come need
+        gradients: list[list[Any]] = [[] for _ in self.stages]
+        held: dict[tuple[int, int], Any] = {}  # what the backward passes to come need
+        later: dict[tuple[int, int], Any] = {}  # and the gradients of the weights put off
         sending: list[tuple[Any, np.ndarray]] = []  # MPI reads an array until it has arrived
         cells: list[PipelineCell] = []
         loss, most = 0.0, 0
-        for kind, number in self.order:
-            part = microbatches[number]
-            forward = kind == FORWARD
-            given = images[part] if forward and self.first else None
-            if not (self.first if forward else self.last):
-                given = self._receive(kind, part.stop - part.start)
-            start_s = perf_counter() + self.offset_s
-            if forward:
-                of_part = labels[part] if self.last else np.zeros(0, "i4")
-                out, held[number] = self._forward_pass(given, of_part)
-                most = max(most, len(held))
-                loss += float(out) if self.last else 0.0
+        for kind, number, chunk in self.order:
+            stage, part, key = self.stages[chunk], microbatches[number], (chunk, number)
+            out, found = None, None
+            if kind == FORWARD:
+                given = images[part] if stage.first else self._receive(kind, stage, number, part)
+                start_s = perf_counter() + self.offset_s
+                of_part = labels[part] if stage.last else np.zeros(0, "i4")
+                out, held[key] = stage.forward(given, of_part)
+                most = max(most, len(held) + len(later))
+                loss += float(out) if stage.last else 0.0
+                out = None if stage.last else out
+            elif kind == BACKWARD:
+                given = None if stage.last else self._receive(kind, stage, number, part)
+                start_s = perf_counter() + self.offset_s
+                out, found, kept = stage.backward(given, held.pop(key))
+                if found is None:
+                    later[key] = kept
             else:
-                out, found = self._backward_pass(given, *held.pop(number))
-                before = gradients or [0] * len(found)
-                gradients = [a + b for a, b in zip(found, before, strict=True)]
-            ends = self.last if forward else self.first
-            array = None if ends else np.ascontiguousarray(out.numpy())
+                start_s = perf_counter() + self.offset_s
+                found = stage.weights(later.pop(key))
+            if found is not None:
+                before = gradients[chunk] or [0] * len(found)
+                gradients[chunk] = [a + b for a, b in zip(found, before, strict=True)]
+            # reading the values waits for them
+            array = None if out is None else np.ascontiguousarray(out.numpy())
             end_s = perf_counter() + self.offset_s
-            cells.append(PipelineCell(self.comm.rank, number, kind, start_s, end_s))
+            cells.append(PipelineCell(self.comm.rank, number, kind, start_s, end_s, chunk))
             if array is not None:
-                to = self.comm.rank + (1 if forward else -1)
-                sending.append((self.comm.Isend(message(flatten(array)), to, _TAGS[kind]), array))
+                sending.append((self._send(kind, stage, number, array), array))
         MPI.Request.Waitall([request for request, _ in sending])
-        total = np.array([loss])
+        total, summed = np.array([loss]), [each for row in gradients for each in row]
         if copies.size > 1:
-            arrays = [gradient.numpy().copy() for gradient in gradients]
+            arrays = [gradient.numpy().copy() for gradient in summed]
             for array in (*arrays, total):
                 allreduce(array, copies, check=False)
-            gradients = [tf.constant(array) for array in arrays]
-        if gradients:  # a stage may have no weights
-            self._update(gradients, tf.constant(samples))
+            summed = [tf.constant(array) for array in arrays]
+        if summed:  # a stage may have no weights
+            self._update(summed, tf.constant(samples))
         sent_bytes = sum(array.nbytes for _, array in sending)
         mine = cells, most, sent_bytes, float(total[0]) / samples
         rows, counts, sent, losses = zip(*self.comm.allgather(mine), strict=True)
@@ -219,7 +226,7 @@ class PipelineParallel:
 
     def weights(self) -> dict[str, np.ndarray]:
         """Return the weights of all stages by their Keras paths; every rank must call."""
-        own = {weight.path: np.asarray(weight) for weight in self.stage.weights}
+        own = {w.path: np.asarray(w) for stage in self.stages for w in stage.model.weights}
         return {path: value for stage in self.comm.allgather(own) for path, value in stage.items()}
 
     def _cut_batch(self, images: int) -> list[slice]:
@@ -230,18 +237,57 @@ class PipelineParallel:
         require(divides, "images", f"divide into {parts} equal microbatches", images, then)
         return [shard(images, part, parts) for part in range(parts)]
 
-    def _receive(self, kind: str, samples: int) -> np.ndarray:
-        tensor = (self.stage.inputs if kind == FORWARD else self.stage.outputs)[0]
-        array = np.empty((samples, *tensor.shape[1:]), str(tensor.dtype))
-        source = self.comm.rank + (-1 if kind == FORWARD else 1)
-        self.comm.Recv(message(flatten(array)), source, _TAGS[kind])
+    def _send(self, kind: str, stage: _Stage, number: int, array: np.ndarray) -> Any:
+        to = stage.place + (1 if kind == FORWARD else -1)
+        tag = self._tag(kind, to, number)
+        return self.comm.Isend(message(flatten(array)), to % self.comm.size, tag)
+
+    def _receive(self, kind: str, stage: _Stage, number: int, part: slice) -> np.ndarray:
+        tensor = (stage.model.inputs if kind == FORWARD else stage.model.outputs)[0]
+        array = np.empty((part.stop - part.start, *tensor.shape[1:]), str(tensor.dtype))
+        source = (stage.place + (-1 if kind == FORWARD else 1)) % self.comm.size
+        tag = self._tag(kind, stage.place, number)
+        self.comm.Recv(message(flatten(array)), source, tag)
         return array
 
-    def _forward_pass(self, given: np.ndarray, labels: np.ndarray) -> tuple[Any, tuple]:
+    def _tag(self, kind: str, place: int, number: int) -> int:
+        """Return one tag for each message of a step: stages may work in any order."""
+        return _TAG + 2 * (place * self.microbatches + number) + (kind == BACKWARD)
+
+
+class _Stage:
+    """The passes of one piece of the net, compiled; `place` is its number from the input on."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        place: int,
+        pieces: int,
+        loss: Callable[[Any, Any], Any],
+        recompute: bool = False,
+    ) -> None:
+        self.model, self.place, self.recompute = model, place, recompute
+        self.first, self.last, self.loss = place == 0, place == pieces - 1, loss
+        self._compile()
+
+    def _compile(self) -> None:
+        import tensorflow as tf
+
+        # one graph for each size of a microbatch; there are two at most
+        @tf.function(autograph=False)
+        def forward(inputs: Any, labels: Any) -> Any:
+            if self.first:  # else the graph backward would also compute the gradient of the images
+                inputs = tf.stop_gradient(inputs)
+            outputs = self.model(inputs, training=True)
+            return tf.reduce_sum(self.loss(labels, outputs)) if self.last else outputs
+
+        self._forward = forward
+
+    def forward(self, given: np.ndarray, labels: np.ndarray) -> tuple[Any, tuple]:
         """Return the output, and what the backward pass needs: inputs, labels or output, tape."""
         import tensorflow as tf
 
-        inputs = tf.convert_to_tensor(given, str(self.stage.inputs[0].dtype))
+        inputs = tf.convert_to_tensor(given, str(self.model.inputs[0].dtype))
         labels = tf.convert_to_tensor(labels)
         if self.recompute:
             return self._forward(inputs, labels), (inputs, labels, None)
@@ -256,21 +302,101 @@ class PipelineParallel:
                 tape.watch(inputs)
             return self._forward(inputs, labels), tape
 
-    def _backward_pass(
-        self, given: np.ndarray | None, inputs: Any, out: Any, tape: Any
-    ) -> tuple[Any, list[Any]]:
+    def backward(self, given: np.ndarray | None, kept: tuple) -> tuple[Any, list[Any] | None, Any]:
         """Return the gradients of the inputs (None in the first stage) and of the weights."""
         import tensorflow as tf
 
+        inputs, out, tape = kept
         if self.recompute:
             out, tape = self._taped(inputs, out)
-        own = [variable.value for variable in self.stage.trainable_variables]
+        own = [variable.value for variable in self.model.trainable_variables]
         wanted = own if self.first else [*own, inputs]
         slope = None if given is None else tf.convert_to_tensor(given)
         zero = tf.UnconnectedGradients.ZERO
         found = tape.gradient(out, wanted, slope, unconnected_gradients=zero)
         gradients = [tf.convert_to_tensor(gradient) for gradient in found[: len(own)]]
-        return None if self.first else found[-1], gradients
+        return None if self.first else found[-1], gradients, None
+
+
+class _SplitStage(_Stage):
+    """A stage whose backward pass leaves the gradients of the weights for later.
+
+    The forward pass sees the weights as constants and adds a zero to the output of each layer that
+    has weights: the gradient of that zero is the gradient of the output. Together with the layer's
+    inputs it is all that the gradients of the weights need; no product is computed twice.
+    """
+
+    def _compile(self) -> None:
+        import keras
+        import tensorflow as tf
+
+        graph = graph_of(self.model)
+        self._calls = [
+            node
+            for node in nodes_of(graph)
+            if not node.is_input and getattr(node.operation, "trainable_variables", ())
+        ]
+
+        @tf.function(autograph=False)
+        def forward(inputs: Any, labels: Any, zeros: list[Any]) -> tuple[Any, list[Any]]:
+            given: list[Any] = []  # the inputs of each layer that has weights
+
+            def apply(layer: Any) -> Callable[..., Any]:
+                def call(*args: Any, **options: Any) -> Any:
+                    given.append(args)
+                    return layer(*args, **options) + zeros[len(given) - 1]
+
+                return call if getattr(layer, "trainable_variables", ()) else layer
+
+            fixed = [(v, tf.stop_gradient(v.value)) for v in self.model.trainable_variables]
+            with keras.StatelessScope(state_mapping=fixed):
+                outputs = graph._run_through_graph([inputs], operation_fn=apply)
+            outputs = outputs[0] if isinstance(outputs, list) else outputs
+            out = tf.reduce_sum(self.loss(labels, outputs)) if self.last else outputs
+            return out, given
+
+        @tf.function(autograph=False)
+        def weights(given: list[Any], slopes: list[Any]) -> list[Any]:
+            sums: dict[int, Any] = {}
+            for node, args, slope in zip(self._calls, given, slopes, strict=True):
+                layer, zero = node.operation, tf.UnconnectedGradients.ZERO
+                with tf.GradientTape() as tape:
+                    out = layer(*args, **node.arguments.kwargs)
+                own = [variable.value for variable in layer.trainable_variables]
+                found = tape.gradient(out, own, slope, unconnected_gradients=zero)
+                for variable, each in zip(layer.trainable_variables, found, strict=True):
+                    each = tf.convert_to_tensor(each)
+                    sums[id(variable)] = sums.get(id(variable), 0) + each
+            return [sums[id(variable)] for variable in self.model.trainable_variables]
+
+        self._forward, self._weights = forward, weights
+
+    def forward(self, given: np.ndarray, labels: np.ndarray) -> tuple[Any, tuple]:
+        """Return the output, and what the backward pass needs."""
+        import tensorflow as tf
+
+        inputs = tf.convert_to_tensor(given, str(self.model.inputs[0].dtype))
+        outputs = [node.output_tensors[0] for node in self._calls]
+        zeros = [tf.zeros((len(given), *one.shape[1:]), str(one.dtype)) for one in outputs]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(zeros if self.first else [*zeros, inputs])
+            out, given = self._forward(inputs, tf.convert_to_tensor(labels), zeros)
+        return out, (inputs, out, tape, zeros, given)
+
+    def backward(self, given: np.ndarray | None, kept: tuple) -> tuple[Any, list[Any] | None, Any]:
+        """Return the gradients of the inputs, and what those of the weights need."""
+        import tensorflow as tf
+
+        inputs, out, tape, zeros, inside = kept
+        wanted = zeros if self.first else [*zeros, inputs]
+        slope = None if given is None else tf.convert_to_tensor(given)
+        zero = tf.UnconnectedGradients.ZERO
+        found = tape.gradient(out, wanted, slope, unconnected_gradients=zero) if wanted else []
+        return None if self.first else found[-1], None, (inside, found[: len(zeros)])
+
+    def weights(self, kept: tuple) -> list[Any]:
+        """Return the gradients of the weights that the backward pass left."""
+        return list(self._weights(*kept))
 
 
 def _cross_entropy(labels: Any, logits: Any) -> Any:
@@ -428,18 +554,19 @@ def partition(work: Sequence[float], parts: int) -> list[int]:
     >>> partition([5, 1, 1, 1, 5], 3)
     [1, 4, 5]
     """
-    sums = [0.0, *accumulate(work)]
-    best: list[dict[int, tuple[float, list[int]]]] = [{0: (0.0, [])}]
-    for part in range(1, parts + 1):
-        row = {}
-        for end in range(part, len(work) - (parts - part) + 1):
-            row[end] = min(
-                (max(largest, sums[end] - sums[start]), [*ends, end])
-                for start, (largest, ends) in best[-1].items()
-                if start < end
-            )
-        best.append(row)
-    return best[-1][len(work)][1]
+    sums = np.array([0.0, *accumulate(work)])
+    between = sums[None, :] - sums[:, None]  # of the part from one place to another
+    between[np.tril_indices(len(sums))] = np.inf
+    best, starts = between[0], []
+    for _ in range(parts - 1):
+        # the largest part so far, when the last one starts at each place
+        largest = np.maximum(best[:, None], between)
+        starts.append(largest.argmin(axis=0))
+        best = largest.min(axis=0)
+    ends = [len(work)]
+    for row in reversed(starts):
+        ends.append(int(row[ends[-1]]))
+    return ends[::-1]
 
 
 def stage_costs(model: keras.Model, cuts: Sequence[str]) -> list[StageCost]:

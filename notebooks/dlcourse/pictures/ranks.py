@@ -297,7 +297,7 @@ def _ranges(cpus: Sequence[int]) -> str:
 
 # --- pipeline ---
 
-_PIPELINE_COLOURS = {"forward": SKY, "backward": AMBER}
+_PIPELINE_COLOURS = {"forward": SKY, "backward": AMBER, "weights": GREEN}
 
 
 def pipeline(
@@ -322,9 +322,10 @@ def pipeline(
         shapes.named_rows(axes, [f"stage {stage}" for stage in range(rows)], 0.55)
         axes.set_xlim(0, end)
     grid[-1].set_xlabel(f"time ({unit})")
-    looks = {kind: {"facecolor": colour} for kind, colour in _PIPELINE_COLOURS.items()}
+    kinds = {cell.kind for cells in panels.values() for cell in cells}
+    looks = {k: {"facecolor": colour} for k, colour in _PIPELINE_COLOURS.items() if k in kinds}
     looks["waits"] = {"facecolor": "white", "edgecolor": GREY}
-    shapes.patches(grid[0], looks, ncols=3, loc="lower right", bbox_to_anchor=(1.0, 0.98))
+    shapes.patches(grid[0], looks, ncols=len(looks), loc="lower right", bbox_to_anchor=(1.0, 0.98))
     return drawn
 
 

@@ -1,0 +1,122 @@
+"""Texts to learn a language from: characters or bytes as tokens, and windows of them.
+
+tokens = texts.tokens(texts.load("austen"))
+inputs, labels = tokens.windows(length=64, count=32, seed=0, step=7)
+"""
+
+from __future__ import annotations
+
+import lzma
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dlguide.errors import DataError, require, require_count, require_known
+from dlguide.files import data_folder
+
+__all__ = ["TextTokens", "load", "tokens"]
+
+
+def load(name: str = "austen", folder: str | os.PathLike | None = None) -> str:
+    """Return a text of `data/texts`, whose README names its source and licence.
+
+    Args:
+        name: of the file, without its ending.
+        folder: the data folder; None takes $DLGUIDE_DATA or the course's.
+
+    Raises:
+        DataError: when the folder has no texts or the file is damaged.
+        ValueError: when there is no such text.
+    """
+    place = data_folder(folder) / "texts"
+    files = {path.name.split(".")[0]: path for path in sorted(place.glob("*.txt*"))}
+    if not files:
+        raise DataError(
+            f"There are no texts in {place}. Set the environment variable DLGUIDE_DATA to the "
+            "`data` folder of a clone."
+        )
+    path = files[require_known(name, files, "name")]
+    content = path.read_bytes()
+    try:
+        return (lzma.decompress(content) if path.suffix == ".xz" else content).decode()
+    except (lzma.LZMAError, UnicodeDecodeError) as error:
+        then = f"Restore it with `git checkout data/texts/{path.name}` in the clone."
+        raise DataError(f"{path} is damaged: {error}. {then}") from error
+
+
+@dataclass(frozen=True, eq=False)
+class TextTokens:
+    """A text as whole numbers; `alphabet` has what each stands for, None for bytes."""
+
+    ids: np.ndarray
+    alphabet: str | None
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of different tokens."""
+        return 256 if self.alphabet is None else len(self.alphabet)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def text(self, ids: Any) -> str:
+        """Return the text of some tokens."""
+        if self.alphabet is None:
+            return bytes(int(one) for one in ids).decode(errors="replace")
+        return "".join(self.alphabet[int(one)] for one in ids)
+
+    def split(self, share: float) -> tuple[TextTokens, TextTokens]:
+        """Cut off the last share of the text, to test with."""
+        require(0 < share < 1, "share", "lie between 0 and 1", share)
+        end = round(len(self) * (1 - share))
+        return TextTokens(self.ids[:end], self.alphabet), TextTokens(self.ids[end:], self.alphabet)
+
+    def windows(
+        self, length: int, count: int, seed: int, step: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Draw places of the text, and return what stands there and what follows it.
+
+        The same arguments give the same windows on every rank: let each take its part of them.
+
+        Args:
+            length: tokens of a window.
+            count: number of windows, the global batch.
+            step: of the training; each draws anew.
+
+        Returns:
+            tuple: inputs and labels, int32 of shape (count, length); labels are one token later.
+        """
+        require_count(length, "length")
+        require_count(count, "count")
+        most = len(self) - 1
+        require(length <= most, "length", f"be at most {most}, the tokens less one", length)
+        starts = np.random.default_rng([seed, step]).integers(0, most - length + 1, count)
+        places = starts[:, None] + np.arange(length)
+        return self.ids[places], self.ids[places + 1]
+
+
+def tokens(text: str, kind: str = "characters") -> TextTokens:
+    """Turn a text into tokens.
+
+    Args:
+        kind: "characters" numbers those that occur, in their order; "bytes" are those of UTF-8.
+
+    Returns:
+        TextTokens: one token for each character or byte.
+
+    Raises:
+        ValueError: when the text is empty or the kind is unknown.
+
+    >>> one = tokens("abba")
+    >>> one.ids.tolist(), one.vocabulary, one.text([1, 0])
+    ([0, 1, 1, 0], 2, 'ba')
+    """
+    require_known(kind, ("characters", "bytes"), "kind")
+    require(bool(text), "text", "hold at least one character", text)
+    if kind == "bytes":
+        return TextTokens(np.frombuffer(text.encode(), np.uint8).astype(np.int32), None)
+    points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    found, ids = np.unique(points, return_inverse=True)
+    return TextTokens(ids.astype(np.int32), "".join(map(chr, found.tolist())))

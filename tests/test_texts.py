@@ -1,0 +1,75 @@
+"""Texts are whole, their tokens go there and back, and every rank draws the same windows.
+
+Tests dlguide.data.texts.
+"""
+
+import lzma
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlguide.data import texts
+from dlguide.errors import DataError
+
+FOLDER = Path(__file__).parents[1] / "data/texts"
+
+
+def test_the_text_is_long_enough_small_enough_and_described():
+    text, packed = texts.load(), FOLDER / "austen.txt.xz"
+    assert len(text) > 1_000_000
+    assert packed.stat().st_size < 500_000
+    assert "austen.txt.xz" in (FOLDER / "README.md").read_text()
+    assert text.isascii()
+    assert texts.load("sonnets") == (FOLDER / "sonnets.txt").read_text()
+
+
+@given(text=st.text(min_size=1), kind=st.sampled_from(["characters", "bytes"]))
+def test_tokens_go_there_and_back(text, kind):
+    found = texts.tokens(text, kind)
+    assert found.text(found.ids) == text
+    assert found.ids.dtype == np.int32
+    assert found.ids.max() < found.vocabulary
+    assert found.vocabulary == (256 if kind == "bytes" else len(set(text)))
+
+
+def test_windows_are_places_of_the_text_and_labels_follow_them():
+    found = texts.tokens("".join(map(chr, range(40, 90))))
+    inputs, labels = found.windows(length=9, count=200, seed=3, step=5)
+    assert inputs.shape == labels.shape == (200, 9)
+    assert (labels == inputs + 1).all()
+    assert (np.diff(inputs, axis=1) == 1).all()
+    assert inputs[:, 0].min() == 0  # every place occurs, also the first and the last
+    assert labels[:, -1].max() == 49
+    again = found.windows(length=9, count=200, seed=3, step=5)
+    assert np.array_equal(again[0], inputs)
+    other = found.windows(length=9, count=200, seed=3, step=6)
+    assert not np.array_equal(other[0], inputs)
+    train, test = found.split(0.2)
+    assert (len(train), len(test), test.vocabulary) == (40, 10, 50)
+    assert train.text(train.ids) + test.text(test.ids) == found.text(found.ids)
+
+
+def test_what_is_not_there_or_damaged_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"`name` must be one of .*Did you mean austen"):
+        texts.load("austin")
+    with pytest.raises(DataError, match=r"There are no texts in .*DLGUIDE_DATA"):
+        texts.load(folder=tmp_path)
+    (tmp_path / "texts").mkdir()
+    packed = lzma.compress(b"abc" * 100)
+    (tmp_path / "texts/one.txt.xz").write_bytes(packed[:-9])
+    with pytest.raises(DataError, match=r"is damaged: .* `git checkout data/texts/one.txt.xz`"):
+        texts.load("one", tmp_path)
+    (tmp_path / "texts/one.txt.xz").write_bytes(packed)
+    assert texts.load("one", tmp_path) == "abc" * 100
+    found = texts.tokens("abc")
+    with pytest.raises(ValueError, match="`length` must be at most 2, the tokens less one, got 3"):
+        found.windows(3, 1, 0)
+    with pytest.raises(ValueError, match="`share` must lie between 0 and 1, got 1"):
+        found.split(1)
+    with pytest.raises(ValueError, match="`kind` must be one of bytes, characters"):
+        texts.tokens("abc", "words")
+    with pytest.raises(ValueError, match="`text` must hold at least one character"):
+        texts.tokens("")
