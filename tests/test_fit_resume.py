@@ -11,8 +11,11 @@ pytestmark = pytest.mark.ranks
 
 def resumed(saves_in):
     """Train in one go and from its checkpoints, then with data and rates that come to nan."""
+    import errno
     import hashlib
+    import os
     import shutil
+    import threading
     from functools import partial
     from pathlib import Path
 
@@ -69,7 +72,7 @@ def resumed(saves_in):
 
     prune, checkpoint.prune = checkpoint.prune, lambda *_: None
     every = saves / "every"
-    saving = fit(**ways, checkpoint=every, every_steps=1)
+    saving = fit(**ways, checkpoint=every, every_steps=1, asynchronous=True)
     checkpoint.prune = prune
     result["saving"] = [everything(), saving.loss, saving.test_accuracy]
     steps = whole.steps_per_epoch
@@ -141,6 +144,25 @@ def resumed(saves_in):
     refused("rate", model="mlp", optimizer="sgd", learning_rate=1e30)
     if ranks > 2:  # two tell apart what is a rank's own; more cost only time
         return result
+
+    # The first checkpoint is not written before the second step is done, the second one never.
+    second, fsync, done = threading.Event(), os.fsync, []
+
+    def full(handle):
+        if os.path.isfile(f"/proc/self/fd/{handle}"):
+            done.append(second.wait(30))
+            if len(done) > 1:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(handle)
+
+    DivergenceMonitor.after = lambda self, loss, epoch, step: (
+        second.set() if step == 2 else None,
+        after(self, loss, epoch, step),
+    )
+    os.fsync = full
+    refused("full disk", checkpoint=saves / "full", every_steps=1, asynchronous=True)
+    DivergenceMonitor.after, os.fsync = after, fsync
+    result["written while training"] = done
 
     halves = {"model": "mlp", "dtype": "mixed_float16", "optimizer": "sgd", "learning_rate": None}
     halves["dropout"] = None
@@ -248,6 +270,17 @@ def test_nan_stops_all_ranks_in_its_step_with_the_same_words(results):
         assert error == results[0]["errors"]["rate"]
         assert re.match(r"DivergedError: The loss is .*(nan|inf|finite).* at step \d+ ", error)
         assert "There is no checkpoint: `checkpoint`" in error
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_all_ranks_hear_of_a_full_disk(results):
+    if len(results) > 2:
+        return
+    assert [result["written while training"] for result in results] == [[True, True], []]
+    for result in results:
+        error = result["errors"]["full disk"]
+        assert error == results[0]["errors"]["full disk"]
+        assert "000002-within.dlguide cannot be written: No space left on device." in error
+        assert "checkpoint-000000001-within.dlguide is whole" in error
 
 
 def test_infinite_loss_with_finite_gradients_stops_all_ranks_too(results):

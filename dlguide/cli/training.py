@@ -37,6 +37,9 @@ def train(
     save_every: Annotated[
         int | None, typer.Option(help="Steps between checkpoints within an epoch.")
     ] = None,
+    asynchronous: Annotated[
+        bool, typer.Option("--asynchronous", help="Train on while a checkpoint is written.")
+    ] = False,
     timeline: Annotated[
         Path | None,
         typer.Option(help="FILE.json for Horovod's timeline; FILE.png is its picture."),
@@ -56,9 +59,13 @@ def train(
     require_count(ranks, "ranks")
     must, then = "be None without a folder", "Give one with `--checkpoint`."
     require(save_every is None or checkpoint is not None, "save_every", must, save_every, then)
+    must = "be False without a folder"
+    require(not asynchronous or checkpoint is not None, "asynchronous", must, asynchronous, then)
     saves = None
     if checkpoint is not None:
-        saves = training.CheckpointConfig(folder=checkpoint, every_steps=save_every)
+        saves = training.CheckpointConfig(
+            folder=checkpoint, every_steps=save_every, asynchronous=asynchronous
+        )
     work: dict[str, Any] = {
         "model": net, "data": data, "epochs": epochs, "batch_per_rank": batch_per_rank,
         "optimizer": optimizer, "learning_rate": learning_rate, "checkpoint": saves,

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -140,13 +141,9 @@ def save(
     require_count(step, "step", least=0)
     require_count(epoch, "epoch", least=0)
     require_count(keep, "keep")
-    bad = not_finite(model)
-    then = "Nothing was written. Go on from the last checkpoint with a lower learning rate."
-    require(not bad, "model", "have weights that are finite", f"{bad} with nan or infinity", then)
     arrays = [(name, np.asarray(variable)) for name, variable in _variables(model, optimizer)]
-    path = _write(Path(folder), step, epoch, settings or {}, arrays, within)
-    prune(path.parent, keep)
-    return path
+    weights = len(model.weights)
+    return _save(Path(folder), step, epoch, settings or {}, arrays, within, weights, keep)
 
 
 def branch(
@@ -275,9 +272,13 @@ def restore(
 
 def not_finite(model: keras.Model) -> str:
     """Return the name of the first weight with nan or infinity; empty if all are finite."""
-    for weight in model.weights:
-        if "float" in str(weight.dtype) and not np.isfinite(np.asarray(weight)).all():
-            return weight.path
+    return _not_finite((weight.path, weight) for weight in model.weights)
+
+
+def _not_finite(named: Iterable[tuple[str, Any]]) -> str:
+    for name, values in named:
+        if "float" in str(values.dtype) and not np.isfinite(np.asarray(values)).all():
+            return name
     return ""
 
 
@@ -290,6 +291,25 @@ def prune(folder: Path, keep: int) -> None:
     """Remove all but the last checkpoints and the last one of an epoch's end."""
     for old in set(finished(folder)[:-keep]) - set(_ends(folder)[-1:]):
         old.unlink(missing_ok=True)
+
+
+def _save(
+    folder: Path,
+    step: int,
+    epoch: int,
+    settings: Mapping[str, Any],
+    arrays: Sequence[tuple[str, np.ndarray]],
+    within: Within | None,
+    weights: int,
+    keep: int,
+) -> Path:
+    """Write a checkpoint, of whose arrays the first are the weights, and remove older ones."""
+    bad = _not_finite(arrays[:weights])
+    then = "Nothing was written. Go on from the last checkpoint with a lower learning rate."
+    require(not bad, "model", "have weights that are finite", f"{bad} with nan or infinity", then)
+    path = _write(folder, step, epoch, settings, arrays, within)
+    prune(folder, keep)
+    return path
 
 
 def _write(
@@ -309,7 +329,7 @@ def _write(
         "arrays": [(name, array.dtype.name, array.shape) for name, array in arrays],
         "within": within and {**vars(within), "states": [len(state) for state in states]},
     }
-    parts = [json.dumps(header).encode() + b"\n", *(array.tobytes() for _name, array in arrays)]
+    parts = [json.dumps(header).encode() + b"\n", *(_bytes(array) for _name, array in arrays)]
     parts += states
     digest = hashlib.sha256()
     for part in parts:
@@ -354,6 +374,11 @@ def _variables(model: keras.Model, optimizer: keras.Optimizer) -> list[tuple[str
     # rate belongs to the training that resumes, which may have other ranks, not to the old one.
     kept = [v for v in optimizer.variables if v.path.rpartition("/")[2] != "learning_rate"]
     return [(v.path, v) for v in (*model.weights, *kept)]
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    """View an array as bytes."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _arrays(data: bytes, like: Sequence[tuple[Any, tuple[int, ...]]]) -> list[np.ndarray]:
@@ -423,10 +448,27 @@ class Saver:
         self._before = 0  # steps of the runs before this one
         self._states = b""  # of all virtual workers of all ranks
         self._held = ExitStack()  # the folder, for this training alone
+        self._thread: ThreadPoolExecutor | None = None  # on rank 0, if it writes while it trains
+        self._written: Future[Path] | None = None  # what the thread is at
+        if job.checkpoint is not None and job.checkpoint.asynchronous and comm.rank == 0:
+            self._thread = ThreadPoolExecutor(1, "dlguide-checkpoint")
+
+    def finish(self) -> None:
+        """Wait for the last checkpoint; fail on all ranks if it cannot be written; collective."""
+        with self._comm.agree_or_raise():
+            self._wait()
 
     def close(self) -> None:
-        """Let other trainings use the folder."""
+        """Wait for a checkpoint that is being written, and let other trainings use the folder."""
+        if self._thread is not None:
+            self._thread.shutdown()
         self._held.close()
+
+    def _wait(self) -> None:
+        """Wait for the checkpoint that is being written; raise if it could not be."""
+        written, self._written = self._written, None
+        if written is not None:
+            written.result()
 
     def announce(self) -> None:
         """Print on rank 0 what will be resumed, before any other work is waited for."""
@@ -558,6 +600,7 @@ class Saver:
         """Name the last checkpoint that can be used; for rank 0, which wrote it."""
         if self._folder is None:
             return "There is no checkpoint: `checkpoint` and `every_steps` would have written some."
+        wait([] if self._written is None else [self._written])
         for path in reversed(finished(self._folder)):
             try:
                 found, _arrays = read(path)
@@ -568,12 +611,18 @@ class Saver:
 
     def _save(self, epoch: int, steps: int, within: Within | None, more: Mapping[str, Any]) -> None:
         settings = self._job.identity(self._comm.size) | dict(more)
+        model, optimizer, step = self._model, self._optimizer, self._before + steps
         with self._comm.agree_or_raise():
             if self._comm.rank == 0:
-                save(
-                    self._folder, self._model, self._optimizer, self._before + steps, epoch,
-                    settings, self._config.keep, within,
-                )  # fmt: skip
+                self._wait()  # one is written at a time, so that memory holds one copy
+                # Reading a variable copies it: the thread writes what there is now.
+                arrays = [(name, np.asarray(v)) for name, v in _variables(model, optimizer)]
+                last = len(model.weights), self._config.keep
+                writing = self._folder, step, epoch, settings, arrays, within, *last
+                if self._thread is None:
+                    _save(*writing)
+                else:
+                    self._written = self._thread.submit(_save, *writing)
 
     def _layout(self) -> dict[str, int]:
         """What must be equal to resume within an epoch."""

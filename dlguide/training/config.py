@@ -90,6 +90,9 @@ class CheckpointConfig:
         every_steps: steps between two checkpoints within an epoch, from which only as many ranks,
             workers and images can resume; None for one at the end of each epoch only (count).
         keep: checkpoints to leave in the folder (count).
+        asynchronous: train on while a checkpoint is written, for which rank 0 copies it in memory.
+            One is written at a time. An error is raised on all ranks at the next checkpoint or at
+            the end, for which the training waits.
         facts: JSON-able values that must be equal in the training that resumes, beside those
             that `fit` compares itself.
     """
@@ -97,6 +100,7 @@ class CheckpointConfig:
     folder: str | os.PathLike
     every_steps: int | None = None
     keep: int = 2
+    asynchronous: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -115,6 +115,7 @@ def fit(
                 trainer.train_epoch(epoch)
                 trainer.end_epoch(epoch)
             trainer.evaluate_finished()
+        trainer.finish()
         return trainer.result()
 
 
@@ -280,6 +281,12 @@ class Trainer:
             with self.clock.phase("checkpoint"):
                 losses = (*self.start.losses, *self.loss)
                 self.saver.save(epoch + 1, len(self.step_s), self.monitor.rate(), losses)
+
+    def finish(self) -> None:
+        """Wait for the last checkpoint; collective."""
+        if self.job.checkpoint is not None and self.job.checkpoint.asynchronous:
+            with self.clock.phase("checkpoint"):
+                self.saver.finish()
 
     def evaluate_finished(self) -> None:
         """Evaluate the weights of a finished checkpoint, after which nothing was trained."""
