@@ -39,7 +39,7 @@ __all__ = [
     "save",
 ]
 
-VERSION = 2  # raised whenever a file of an earlier dlguide would be read wrongly
+VERSION = 3  # raised whenever a file of an earlier dlguide would be read wrongly
 _FIRST_LINE = re.compile(rb"dlguide-checkpoint-(\d{1,4}) ([0-9a-f]{64})")
 _NAME = re.compile(r"checkpoint-(\d{9})(-within)?\.dlguide")
 # One name for all unfinished files, so that a killed save leaves one and not one more each time.
@@ -55,13 +55,21 @@ class CheckpointError(RuntimeError):
 class Within:
     """What a checkpoint written before an epoch's end holds beside the weights.
 
-    The steps of that epoch that were done (count), what must be equal to resume from there, and
-    the bytes of each virtual worker's own state, of all ranks.
+    Args:
+        step: of that epoch that were done (count).
+        settings: how its samples were divided: ranks, virtual workers, batch.
+        states: the bytes of each virtual worker's own state, of all ranks.
+        samples: of that epoch that were used, the first ones of its order (count).
+        begun_step: of that epoch at which this division began: earlier ones had others.
+        begun_samples: that were used at that step (count).
     """
 
     step: int
     settings: dict[str, Any]
     states: tuple[bytes, ...] = field(repr=False)
+    samples: int = 0
+    begun_step: int = 0
+    begun_samples: int = 0
 
 
 @dataclass(frozen=True)
@@ -223,7 +231,6 @@ def restore(
     model: keras.Model,
     optimizer: keras.Optimizer,
     settings: Mapping[str, Any] | None = None,
-    within: Mapping[str, Any] | None = None,
 ) -> Checkpoint:
     """Return a checkpoint, after a net and its optimizer were set to it, bit by bit.
 
@@ -235,8 +242,6 @@ def restore(
         model: the same net as was saved.
         optimizer: of the same kind as was saved, built.
         settings: what must equal the settings that were saved; None for any.
-        within: what must equal the settings of one that was written before an epoch's end; None
-            for any.
 
     Raises:
         CheckpointError: if the file is damaged, or belongs to another net, optimizer or training.
@@ -249,8 +254,6 @@ def restore(
                 f"{path} belongs to another training: its {name} is "
                 f"{found.settings.get(name)!r}, here it is {value!r}. {otherwise}"
             )
-    if found.within is not None:
-        _require_layout(Path(path), found, within or {})
     variables = _variables(model, optimizer)
     expected = [(name, str(v.dtype), tuple(v.shape)) for name, v in variables]
     different = "belongs to another net or optimizer: it holds"
@@ -391,20 +394,6 @@ def _arrays(data: bytes, like: Sequence[tuple[Any, tuple[int, ...]]]) -> list[np
     return arrays
 
 
-def _require_layout(path: Path, found: Checkpoint, layout: Mapping[str, Any]) -> None:
-    for name, value in json.loads(json.dumps(dict(layout))).items():
-        saved = found.within.settings.get(name)
-        if saved != value:
-            ends = _ends(path.parent)
-            others = f"resume from {ends[-1].name}, the end of an epoch" if ends else "train anew"
-            raise CheckpointError(
-                f"{path} was written after {found.within.step} steps of epoch {found.epoch + 1} "
-                f"with {name} = {saved}, here it is {value}. Within an epoch the samples and what "
-                f"each rank has of its own belong to that {name}: use it, or delete the files "
-                f"that end in -within.dlguide to {others}."
-            )
-
-
 def _instead(path: Path) -> str:
     """What to do about a checkpoint that cannot be used."""
     others = [other.name for other in finished(path.parent) if other != path]
@@ -425,12 +414,19 @@ def anew(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where a training begins: epochs done, steps of the next, steps of all, losses of epochs."""
+    """Where a training begins.
+
+    Epochs done, steps of the next, steps of all, losses of epochs; the step of the next epoch, and
+    the samples used by then, at which its division among ranks began, which may be now.
+    """
 
     epoch: int = 0
     step: int = 0
     done: int = 0
     losses: tuple[float, ...] = ()
+    begun_step: int = 0
+    begun_samples: int = 0
+    anew: bool = False
 
 
 class Saver:
@@ -440,7 +436,8 @@ class Saver:
     # is to save: the order of the samples and the seeds of dropout follow from seed, epoch and
     # rank. Within an epoch each virtual worker also has its own moving averages and seeds, and
     # each rank the sums of its loss and metrics: rank 0 writes those of all, and every worker
-    # gets its own back.
+    # gets its own back. Where another number of workers goes on, all get the mean of the moving
+    # averages and new seeds, and the samples of the epoch that are left are divided among them.
 
     def __init__(self, job: TrainingJob, comm: Communicator) -> None:
         self._job, self._comm, self._config = job, comm, job.checkpoint
@@ -510,7 +507,7 @@ class Saver:
         self._model, self._optimizer = model, optimizer
         if self._folder is None:
             return ResumePoint()
-        found, states, losses = [0.0, 0.0, 0.0], (), []
+        found, states, losses = [0.0] * 6, (), []
         with self._comm.agree_or_raise():
             if self._comm.rank == 0:  # the others may not even see the folder
                 nbytes, files = nbytes_of(model, optimizer), self._config.keep + 1
@@ -525,18 +522,24 @@ class Saver:
                     raise taken
                 if path is not None:
                     identity = self._job.identity(self._comm.size)
-                    saved = restore(path, model, optimizer, identity, self._layout())
+                    saved = restore(path, model, optimizer, identity)
                     if taken and saved.epoch < self._job.epochs:
                         raise taken  # a finished training is only read
-                    found = [saved.epoch, saved.step, saved.within.step if saved.within else 0]
-                    states = saved.within.states if saved.within else ()
+                    found[:2], within = [saved.epoch, saved.step], saved.within
+                    if within is not None:
+                        anew = within.settings != self._layout()
+                        begun = within.begun_step, within.begun_samples
+                        begun = (within.step, within.samples) if anew else begun
+                        found[2:], states = [within.step, *begun, anew], within.states
                     losses = saved.settings.get("losses", [])
-        epoch, self._before, step = (int(each) for each in self._comm.allreduce_sum(found))
+        epoch, done, step, *begun, anew = (int(each) for each in self._comm.allreduce_sum(found))
+        self._before = done
         if self._before:
             self._comm.broadcast([*model.weights, *optimizer.variables])
         self._states = self._comm.allgather_bytes(b"".join(states))[0] if step else b""
         losses = json.loads(self._comm.allgather(json.dumps(losses))[0])
-        return ResumePoint(epoch, step, self._before, tuple(losses))
+        self._start = ResumePoint(epoch, step, done, tuple(losses), *begun, bool(anew))
+        return self._start
 
     def _hold(self) -> CheckpointError | None:
         """Keep other trainings out of the folder until `close`; return why not."""
@@ -562,14 +565,18 @@ class Saver:
             return np.zeros(sums)
         like = [(np.float64, (sums,)), *((one.dtype, one.shape) for one in workers.states()[0])]
         size = 8 * sums + sum(array.nbytes for array in workers.states()[0])
-        if len(states) != size * workers.count * self._comm.size:
+        anew = self._start.anew
+        if len(states) % size if anew else len(states) != size * workers.count * self._comm.size:
             raise CheckpointError(
                 f"The checkpoint in {self._folder} holds {len(states)} bytes of the workers' own, "
                 f"here they have {size} each. {anew(self._folder)}"
             )
+        saved = [_arrays(states[at : at + size], like) for at in range(0, len(states), size)]
+        if anew:
+            workers.take_over([arrays[1:] for arrays in saved])
+            return sum(arrays[0] for arrays in saved) * (self._comm.rank == 0)
         first = self._comm.rank * workers.count
-        places = [at * size for at in range(first, first + workers.count)]
-        mine = [_arrays(states[at : at + size], like) for at in places]
+        mine = saved[first : first + workers.count]
         workers.restore_states([arrays[1:] for arrays in mine])
         return mine[0][0]
 
@@ -583,8 +590,9 @@ class Saver:
         self._save(epoch, steps, None, {"rate": rate, "losses": list(losses)})
 
     def save_within(
-        self, epoch: int, step: int, steps: int, sums: np.ndarray, losses: Sequence[float]
-    ) -> None:
+        self, epoch: int, step: int, steps: int, sums: np.ndarray, losses: Sequence[float],
+        samples: int,
+    ) -> None:  # fmt: skip
         """Write a checkpoint before an epoch's end; collective."""
         states = []
         for worker, arrays in enumerate(self._workers.states()):
@@ -594,7 +602,10 @@ class Saver:
         whole = b"".join(self._comm.allgather_bytes(b"".join(states)))
         size = len(states[0])
         pieces = tuple(whole[at : at + size] for at in range(0, len(whole), size))
-        self._save(epoch, steps, Within(step, self._layout(), pieces), {"losses": list(losses)})
+        start = self._start if epoch == self._start.epoch else ResumePoint()
+        begun = start.begun_step, start.begun_samples
+        within = Within(step, self._layout(), pieces, samples, *begun)
+        self._save(epoch, steps, within, {"losses": list(losses)})
 
     def last_good(self) -> str:
         """Name the last checkpoint that can be used; for rank 0, which wrote it."""
@@ -625,6 +636,6 @@ class Saver:
                     self._written = self._thread.submit(_save, *writing)
 
     def _layout(self) -> dict[str, int]:
-        """What must be equal to resume within an epoch."""
+        """How the samples of an epoch are divided."""
         workers, batch = int(self._job.config.virtual_workers), int(self._job.batch_per_rank)
         return {"ranks": self._comm.size, "virtual_workers": workers, "batch_per_rank": batch}

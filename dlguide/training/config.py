@@ -86,9 +86,10 @@ class CheckpointConfig:
     Args:
         folder: one checkpoint is written there after each epoch, and a training that finds one
             resumes from it (rank 0 prints which). On as many ranks, it ends with the weights of
-            the uninterrupted training, bit by bit.
-        every_steps: steps between two checkpoints within an epoch, from which only as many ranks,
-            workers and images can resume; None for one at the end of each epoch only (count).
+            the uninterrupted training, bit by bit; others divide the samples of the epoch that
+            are left among them.
+        every_steps: steps between two checkpoints within an epoch; None for one at the end of
+            each epoch only (count).
         keep: checkpoints to leave in the folder (count).
         asynchronous: train on while a checkpoint is written, for which rank 0 copies it in memory.
             One is written at a time. An error is raised on all ranks at the next checkpoint or at
