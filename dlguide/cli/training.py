@@ -189,6 +189,15 @@ def run(
     gloo: Annotated[
         bool, typer.Option(help="Let Horovod exchange over Gloo, without MPI.")
     ] = False,
+    elastic: Annotated[
+        bool, typer.Option("--elastic", help="Go on without ranks that are lost.")
+    ] = False,
+    min_ranks: Annotated[
+        int | None, typer.Option(help="Of --elastic: end if fewer are left; default: 1.")
+    ] = None,
+    rejoin: Annotated[
+        float | None, typer.Option(help="Of --elastic: lost ranks join again after so long, in s.")
+    ] = None,
 ) -> None:
     """Run a script on MPI ranks; the exit status is 0 only when every rank ended well.
 
@@ -196,6 +205,8 @@ def run(
     With `--transparent` the ranks share each batch of an unmodified script, which prints and
     saves as one process would. A script that saves a model to an absolute path is refused,
     because every rank would write that file: use a path relative to the working folder.
+    With `--elastic` the script begins again when ranks are lost, and its `training.fit` or
+    `hvd.elastic.run` goes on from what it committed last.
     """
     from dlguide.cluster.script import run_script
     from dlguide.files import require_writable
@@ -203,8 +214,17 @@ def run(
     must = "be given with `--transparent` only"
     require(transparent or report is None, "report", must, str(report))
     require(transparent or seed is None, "seed", must, seed)
+    must = "be given with `--elastic` only"
+    require(elastic or min_ranks is None, "min_ranks", must, min_ranks)
+    require(elastic or rejoin is None, "rejoin", must, rejoin)
+    must = "not be given with `--transparent`"
+    require(not (elastic and transparent), "elastic", must, elastic)
     if not transparent:
-        run_script(script, context.args, ranks, oversubscribe, mpi=mpi, gloo=gloo)
+        least = None if not elastic else 1 if min_ranks is None else min_ranks
+        run_script(
+            script, context.args, ranks, oversubscribe, mpi=mpi, gloo=gloo, min_ranks=least,
+            rejoin_s=rejoin,
+        )  # fmt: skip
         return
     if report is not None:
         require_writable(report.absolute().parent, "report")

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide.collectives.communicator import Communicator
+from dlguide.collectives.elastic import Committed
 from dlguide.errors import LockHeldError, NoLocksError, require, require_count
 from dlguide.files import file_lock, require_writable
+from dlguide.measure import launched
 
 if TYPE_CHECKING:
     import keras
@@ -44,6 +46,7 @@ _FIRST_LINE = re.compile(rb"dlguide-checkpoint-(\d{1,4}) ([0-9a-f]{64})")
 _NAME = re.compile(r"checkpoint-(\d{9})(-within)?\.dlguide")
 # One name for all unfinished files, so that a killed save leaves one and not one more each time.
 _UNFINISHED = "checkpoint.partial"
+_MEMORY = "the supervisor's memory"  # in place of a path
 _WRITING = "checkpoint.lock"  # held by the process that writes the unfinished file
 
 
@@ -215,7 +218,11 @@ def read(path: str | os.PathLike) -> tuple[Checkpoint, list[np.ndarray]]:
         raise CheckpointError(
             f"{path} is damaged: expected SHA-256 {expected}, found {found}. {_instead(path)}"
         )
-    line, _, data = rest.partition(b"\n")
+    return _parsed(path, rest)
+
+
+def _parsed(path: str | os.PathLike, contents: bytes) -> tuple[Checkpoint, list[np.ndarray]]:
+    line, _, data = contents.partition(b"\n")
     header = json.loads(line)
     names = tuple((name, dtype, tuple(shape)) for name, dtype, shape in header["arrays"])
     arrays = _arrays(data, [(dtype, shape) for _name, dtype, shape in names])
@@ -246,8 +253,18 @@ def restore(
     Raises:
         CheckpointError: if the file is damaged, or belongs to another net, optimizer or training.
     """
-    found, arrays = read(path)
-    otherwise = anew(Path(path).parent)
+    return _assign(*read(path), model, optimizer, settings)
+
+
+def _assign(
+    found: Checkpoint,
+    arrays: Sequence[np.ndarray],
+    model: keras.Model,
+    optimizer: keras.Optimizer,
+    settings: Mapping[str, Any] | None,
+) -> Checkpoint:
+    path = found.path
+    otherwise = "Start the run anew." if path == _MEMORY else anew(Path(path).parent)
     for name, value in json.loads(json.dumps(dict(settings or {}))).items():
         if found.settings.get(name) != value:
             raise CheckpointError(
@@ -324,16 +341,7 @@ def _write(
     within: Within | None,
 ) -> Path:
     """Write a file; processes that write into one folder do so one after the other."""
-    states = () if within is None else within.states
-    header = {
-        "step": step,
-        "epoch": epoch,
-        "settings": dict(settings),
-        "arrays": [(name, array.dtype.name, array.shape) for name, array in arrays],
-        "within": within and {**vars(within), "states": [len(state) for state in states]},
-    }
-    parts = [json.dumps(header).encode() + b"\n", *(_bytes(array) for _name, array in arrays)]
-    parts += states
+    parts = _contents(step, epoch, settings, arrays, within)
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
@@ -362,6 +370,26 @@ def _write(
             then = f"{files[-1].name} is whole: solve that, then make the same call to resume."
         raise CheckpointError(f"{path} cannot be written: {error.strerror}. {then}") from error
     return path
+
+
+def _contents(
+    step: int,
+    epoch: int,
+    settings: Mapping[str, Any],
+    arrays: Sequence[tuple[str, np.ndarray]],
+    within: Within | None,
+) -> list[Any]:
+    """Return what a checkpoint holds after its first line, in pieces of bytes."""
+    states = () if within is None else within.states
+    header = {
+        "step": step,
+        "epoch": epoch,
+        "settings": dict(settings),
+        "arrays": [(name, array.dtype.name, array.shape) for name, array in arrays],
+        "within": within and {**vars(within), "states": [len(state) for state in states]},
+    }
+    line = json.dumps(header).encode() + b"\n"
+    return [line, *(_bytes(array) for _name, array in arrays), *states]
 
 
 def _sync_folder(folder: Path) -> None:
@@ -430,7 +458,7 @@ class ResumePoint:
 
 
 class Saver:
-    """The checkpoints of one training; without a folder it writes none."""
+    """The checkpoints of one training, in a folder, and in memory where the run is elastic."""
 
     # At an epoch's end all ranks are equal, and weights, optimizer, epoch and step are all there
     # is to save: the order of the samples and the seeds of dropout follow from seed, epoch and
@@ -445,6 +473,9 @@ class Saver:
         self._before = 0  # steps of the runs before this one
         self._states = b""  # of all virtual workers of all ranks
         self._held = ExitStack()  # the folder, for this training alone
+        # A training of one of several ranks is not the one that goes on.
+        self._committed = Committed.of_rank() if launched()[1] == comm.size else None
+        self.saves = self._folder is not None or self._committed is not None
         self._thread: ThreadPoolExecutor | None = None  # on rank 0, if it writes while it trains
         self._written: Future[Path] | None = None  # what the thread is at
         if job.checkpoint is not None and job.checkpoint.asynchronous and comm.rank == 0:
@@ -469,14 +500,15 @@ class Saver:
 
     def announce(self) -> None:
         """Print on rank 0 what will be resumed, before any other work is waited for."""
-        path = latest(self._folder) if self._folder is not None else None
-        if path is None or self._comm.rank != 0:
+        last = self._newest() if self._comm.rank == 0 else None
+        if last is None:
             return
-        found, _arrays = read(path)
+        found, _arrays = last
+        path = Path(found.path)
         epochs = self._job.epochs
         further = f" and {found.within.step} steps of the next" if found.within else ""
         where = f"step {found.step}, epoch {found.epoch} of {epochs}{further}"
-        if found.epoch < epochs:
+        if found.epoch < epochs or found.path == _MEMORY:
             print(f"Resuming from {path}: {where}.", flush=True)
             return
         if found.within:
@@ -496,33 +528,27 @@ class Saver:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         must = "be None where the optimizer has `gradient_accumulation_steps`, whose gradients are "
         must += "each rank's own and in no checkpoint"
-        fits = self._folder is None or not inner.gradient_accumulation_steps
+        fits = not self.saves or not inner.gradient_accumulation_steps
         then = "Use several `virtual_workers` instead, which sum in every step."
         require(fits, "checkpoint", must, self._folder, then)
 
     def resume(
         self, model: keras.Model, optimizer: keras.Optimizer, state_nbytes: int
     ) -> ResumePoint:
-        """Set all ranks to the weights of the last checkpoint; collective."""
+        """Set all ranks to the last state that was committed or saved; collective."""
         self._model, self._optimizer = model, optimizer
-        if self._folder is None:
+        if not self.saves:
             return ResumePoint()
         found, states, losses = [0.0] * 6, (), []
         with self._comm.agree_or_raise():
             if self._comm.rank == 0:  # the others may not even see the folder
-                nbytes, files = nbytes_of(model, optimizer), self._config.keep + 1
-                if self._config.every_steps is not None:
-                    workers = int(self._job.config.virtual_workers) * self._comm.size
-                    nbytes, files = nbytes + workers * (16 + state_nbytes), files + 1
-                many = f" ({files} checkpoints)"
-                require_writable(self._folder, "checkpoint", files * nbytes, many)
-                taken = self._hold()
-                path = latest(self._folder)
-                if taken and path is None:
+                taken = None if self._folder is None else self._take_folder(state_nbytes)
+                last = self._newest()
+                if taken and last is None:
                     raise taken
-                if path is not None:
-                    identity = self._job.identity(self._comm.size)
-                    saved = restore(path, model, optimizer, identity)
+                identity, within = self._job.identity(self._comm.size), None
+                if last is not None:
+                    saved = _assign(*last, model, optimizer, identity)
                     if taken and saved.epoch < self._job.epochs:
                         raise taken  # a finished training is only read
                     found[:2], within = [saved.epoch, saved.step], saved.within
@@ -532,6 +558,10 @@ class Saver:
                         begun = (within.step, within.samples) if anew else begun
                         found[2:], states = [within.step, *begun, anew], within.states
                     losses = saved.settings.get("losses", [])
+                if self._committed is not None and not self._committed.number:
+                    settings = identity | {"losses": losses}
+                    first = int(found[1]), int(found[0]), settings, self._copied(), within
+                    self._committed.commit(_contents(*first))
         epoch, done, step, *begun, anew = (int(each) for each in self._comm.allreduce_sum(found))
         self._before = done
         if self._before:
@@ -540,6 +570,23 @@ class Saver:
         losses = json.loads(self._comm.allgather(json.dumps(losses))[0])
         self._start = ResumePoint(epoch, step, done, tuple(losses), *begun, bool(anew))
         return self._start
+
+    def _take_folder(self, state_nbytes: int) -> CheckpointError | None:
+        """Require room for checkpoints, and hold the folder; return why that cannot be."""
+        nbytes, files = nbytes_of(self._model, self._optimizer), self._config.keep + 1
+        if self._config.every_steps is not None:
+            workers = int(self._job.config.virtual_workers) * self._comm.size
+            nbytes, files = nbytes + workers * (16 + state_nbytes), files + 1
+        require_writable(self._folder, "checkpoint", files * nbytes, f" ({files} checkpoints)")
+        return self._hold()
+
+    def _newest(self) -> tuple[Checkpoint, list[np.ndarray]] | None:
+        """Return what the supervisor holds, or else the last checkpoint."""
+        number, contents = (0, b"") if self._committed is None else self._committed.newest()
+        if number:
+            return _parsed(_MEMORY, contents)
+        path = None if self._folder is None else latest(self._folder)
+        return None if path is None else read(path)
 
     def _hold(self) -> CheckpointError | None:
         """Keep other trainings out of the folder until `close`; return why not."""
@@ -582,12 +629,15 @@ class Saver:
 
     def stops(self, first: int, steps: int) -> list[int]:
         """The steps of an epoch, from `first` on, after which there is something to do."""
-        every = steps if self._config is None else self._config.every_steps or steps
-        return [*range(first - first % every + every, steps, every), steps]
+        every = [self._config and self._config.every_steps]
+        every += [self._committed and self._job.config.commit_every]
+        found = {at for n in every if n for at in range(first - first % n + n, steps, n)}
+        return [*sorted(found), steps]
 
     def save(self, epoch: int, steps: int, rate: float, losses: Sequence[float]) -> None:
         """Write a checkpoint of an epoch's end; collective. Rate and losses are for readers."""
-        self._save(epoch, steps, None, {"rate": rate, "losses": list(losses)})
+        due = self._folder is not None
+        self._save(epoch, steps, None, {"rate": rate, "losses": list(losses)}, due)
 
     def save_within(
         self, epoch: int, step: int, steps: int, sums: np.ndarray, losses: Sequence[float],
@@ -605,7 +655,9 @@ class Saver:
         start = self._start if epoch == self._start.epoch else ResumePoint()
         begun = start.begun_step, start.begun_samples
         within = Within(step, self._layout(), pieces, samples, *begun)
-        self._save(epoch, steps, within, {"losses": list(losses)})
+        every = self._config and self._config.every_steps
+        due = bool(every) and step % every == 0  # else it is committed only
+        self._save(epoch, steps, within, {"losses": list(losses)}, due)
 
     def last_good(self) -> str:
         """Name the last checkpoint that can be used; for rank 0, which wrote it."""
@@ -620,20 +672,32 @@ class Saver:
             return f"The last good checkpoint is {path}, after step {found.step}."
         return f"There is no checkpoint in {self._folder} yet."
 
-    def _save(self, epoch: int, steps: int, within: Within | None, more: Mapping[str, Any]) -> None:
+    def _save(
+        self, epoch: int, steps: int, within: Within | None, more: Mapping[str, Any], due: bool
+    ) -> None:
         settings = self._job.identity(self._comm.size) | dict(more)
-        model, optimizer, step = self._model, self._optimizer, self._before + steps
+        step = self._before + steps
         with self._comm.agree_or_raise():
             if self._comm.rank == 0:
                 self._wait()  # one is written at a time, so that memory holds one copy
-                # Reading a variable copies it: the thread writes what there is now.
-                arrays = [(name, np.asarray(v)) for name, v in _variables(model, optimizer)]
-                last = len(model.weights), self._config.keep
-                writing = self._folder, step, epoch, settings, arrays, within, *last
-                if self._thread is None:
-                    _save(*writing)
-                else:
-                    self._written = self._thread.submit(_save, *writing)
+                arrays = self._copied()
+                if self._committed is not None:
+                    self._committed.commit(_contents(step, epoch, settings, arrays, within))
+                if due:
+                    last = len(self._model.weights), self._config.keep
+                    writing = self._folder, step, epoch, settings, arrays, within, *last
+                    if self._thread is None:
+                        _save(*writing)
+                    else:
+                        self._written = self._thread.submit(_save, *writing)
+        if self._committed is not None and epoch < self._job.epochs:
+            joining = self._comm.rank == 0 and self._committed.joining
+            if self._comm.allreduce_sum([float(joining)])[0]:
+                self._committed.leave()
+
+    def _copied(self) -> list[tuple[str, np.ndarray]]:
+        # Reading a variable copies it: a thread writes what there is now.
+        return [(name, np.asarray(v)) for name, v in _variables(self._model, self._optimizer)]
 
     def _layout(self) -> dict[str, int]:
         """How the samples of an epoch are divided."""

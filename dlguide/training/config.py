@@ -62,6 +62,9 @@ class FitConfig:
         label_check: called with the labels of a batch; returns True for each sample whose labels
             are damaged. None for class numbers below the model's outputs, or with a `loss` of
             your own for no check.
+        commit_every: steps between two states that `dlguide run --elastic` keeps in memory, from
+            which the training goes on when a rank is lost; None for one at the end of each epoch
+            only (count).
     """
 
     seed: int = 0
@@ -77,6 +80,7 @@ class FitConfig:
     virtual_workers: int = 1
     timeline: str | os.PathLike | None = None
     label_check: LabelCheck | None = None
+    commit_every: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +154,7 @@ class TrainingJob:
         self._require_images_fit()
         counts = {"epochs": self.epochs, "batch_per_rank": self.batch_per_rank}
         counts |= {"virtual_workers": config.virtual_workers}
-        optional = {"samples": config.samples}
+        optional = {"samples": config.samples, "commit_every": config.commit_every}
         if self.checkpoint is not None:
             counts["keep"] = self.checkpoint.keep
             optional["every_steps"] = self.checkpoint.every_steps

@@ -285,7 +285,7 @@ class Trainer:
         for name, value in zip(self.metrics, sums, strict=True):
             self.train_metrics.setdefault(name, []).append(value)
         self._evaluate()
-        if self.job.checkpoint is not None:
+        if self.saver.saves:
             with self.clock.phase("checkpoint"):
                 losses = (*self.start.losses, *self.loss)
                 self.saver.save(epoch + 1, len(self.step_s), self.monitor.rate(), losses)
