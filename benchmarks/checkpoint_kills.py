@@ -7,6 +7,9 @@ third time in the middle of an epoch, and gets SIGKILL at a random moment; the n
 the same folder. After each kill the last checkpoint must load, hold the step that was saved last
 in every number, and be the last one that the killed process told of, or the one after it. The two
 numbers at the end are the kills after which that was so, and those that hit an unfinished file.
+
+Last, a net of that size is trained with such checkpoints: for how long each stops the training,
+when it waits for the disk and when a thread writes (`CheckpointConfig(asynchronous=True)`).
 """
 
 from __future__ import annotations
@@ -88,6 +91,33 @@ def wrong(folder, told):
     return ""
 
 
+def stalls(folder):
+    """Train with both kinds of checkpoints; give the median stall of each (s), and the bytes."""
+    import keras
+
+    from dlguide.training import CheckpointConfig, FitConfig, SingleProcess, fit
+
+    def net():
+        layers = keras.layers
+        shapes = [layers.Flatten(), layers.Dense(2000, "relu"), layers.Dense(10)]
+        return keras.Sequential([keras.Input((28, 28, 1)), *shapes])
+
+    medians = []
+    for asynchronous in (False, True):
+        saves = CheckpointConfig(
+            folder=folder / str(asynchronous), every_steps=20, asynchronous=asynchronous
+        )
+        config = FitConfig(samples=6000, evaluate=False)
+        run = fit(
+            net, epochs=4, checkpoint=saves, comm=SingleProcess(),
+            config=config, on_result=lambda **_: None,
+        )  # fmt: skip
+        # the last phase waits for what is still being written
+        all_s = [end - begin for name, begin, end in run.phases if name == "checkpoint"][:-1]
+        medians.append(float(np.median(all_s)))
+    return *medians, checkpoint.latest(saves.folder).stat().st_size
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=200)
@@ -103,9 +133,15 @@ def main():
                 print(problem, flush=True)
             step = checkpoint.read(checkpoint.latest(folder))[0].step
         nbytes = checkpoint.latest(folder).stat().st_size
+        plain_s, asynchronous_s, trained_nbytes = stalls(folder)
     print(
         f"{times} kills, {nbytes / 1e6:.1f} MB a checkpoint: the last one loads after {good}; "
         f"{hit} left an unfinished file, {step} checkpoints were written"
+    )
+    print(
+        f"a checkpoint of {trained_nbytes / 1e6:.1f} MB stops a training for {1e3 * plain_s:.1f} "
+        f"ms, written asynchronously for {1e3 * asynchronous_s:.1f} ms: ratio "
+        f"{asynchronous_s / plain_s:.3f}"
     )
     return 0 if good == times else 1
 

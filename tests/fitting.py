@@ -15,13 +15,15 @@ CONFIG = {one.name for one in fields(FitConfig)}
 def arguments(**settings: Any) -> dict[str, Any]:
     """The arguments of `fit`: settings of its configurations may stand beside the others.
 
-    parallel (True, False or None) chooses the ranks; every_steps and keep go to the checkpoint.
+    parallel (True, False or None) chooses the ranks; every_steps, keep and asynchronous go to the
+    checkpoint.
     """
     config = {name: settings.pop(name) for name in list(settings) if name in CONFIG}
     parallel = settings.pop("parallel", None)
     if parallel is not None:
         settings["comm"] = connect(True) if parallel else SingleProcess()
-    saves = {name: settings.pop(name) for name in ("every_steps", "keep") if name in settings}
+    own = ("every_steps", "keep", "asynchronous")
+    saves = {name: settings.pop(name) for name in own if name in settings}
     if settings.get("checkpoint") is not None:
         settings["checkpoint"] = CheckpointConfig(folder=settings["checkpoint"], **saves)
     return {**settings, "config": FitConfig(**config)}

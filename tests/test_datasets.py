@@ -211,6 +211,32 @@ def test_a_repeated_call_gives_the_same_epoch(arguments):
             assert a.indices.dtype == np.int64
 
 
+@given(epochs(), st.data())
+def test_other_ranks_take_over_within_an_epoch_and_use_every_sample_once(arguments, data):
+    order, used = [], 0
+    for _ in range(3):
+        steps = all_ranks(**arguments, used=used)
+        taken = data.draw(st.integers(0, len(steps[0])))
+        parts = [one[step].indices for step in range(taken) for one in steps]
+        order += [index for part in parts for index in part]
+        used += sum(step.global_size for step in steps[0][:taken])
+        arguments["ranks"] = data.draw(st.integers(1, min(5, arguments["samples"])))
+        most = arguments["samples"] // arguments["ranks"]
+        arguments["batch_per_rank"] = data.draw(st.integers(1, most))
+    rest = all_ranks(**arguments, used=used)
+    order += [i for step in range(len(rest[0])) for one in rest for i in one[step].indices]
+    serial = epoch_batches(
+        arguments["samples"], 1, epoch=arguments["epoch"], seed=arguments["seed"],
+        shuffle=arguments["shuffle"],
+    )  # fmt: skip
+    assert order == [int(step.indices[0]) for step in serial]
+
+
+def test_the_rest_of_an_epoch_in_blocks_cannot_be_divided_anew():
+    with pytest.raises(ValueError, match='`order` must be "global" to divide the rest'):
+        epoch_batches(100, 10, order=datasets.BlockShuffle(4, 8), used=20)
+
+
 def test_another_epoch_or_seed_has_another_order():
     orders = {
         tuple(np.concatenate([step.indices for step in epoch_batches(500, 20, epoch=e, seed=s)]))
@@ -276,6 +302,7 @@ def test_shards_are_disjoint_cover_all_and_differ_by_at_most_one(samples, ranks)
         ({"rank": 2, "ranks": 2}, "`rank` must be at most 1, the last of 2 ranks, got 2."),
         ({"rank": -1}, "`rank` must be a whole number of at least 0, got -1."),
         ({"epoch": -1}, "`epoch` must be a whole number of at least 0, got -1."),
+        ({"used": 101}, "`used` must be at most the 100 samples there are, got 101."),
         ({"seed": -1}, "`seed` must be a whole number of at least 0, got -1."),
         ({"samples": 0}, "`samples` must be a whole number of at least 1, got 0."),
         ({"samples": 3, "ranks": 4}, "`ranks` must be at most the 3 samples there are, got 4."),

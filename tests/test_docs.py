@@ -143,6 +143,10 @@ ELSEWHERE = {
     "RuntimeWarning: TensorFlow has started its threads already": "test_threads.py",
     "DamageError: ... record ... at byte ...": "test_formats_damage.py",
     "images differ in size: sample ...": "test_input_pipeline.py",
+    "1 rank is left, and an elastic run needs at least ... 2": "test_elastic.py",
+    "nothing was committed that an elastic run could go on from": "test_elastic.py",
+    "order must be ... to divide the rest": "test_datasets.py",
+    "checkpoint-... cannot be written: No space left on device": "test_fit_resume.py",
     "without a loss scale where compression remembers errors": "test_compression_horovod.py",
 }
 

@@ -11,8 +11,11 @@ pytestmark = pytest.mark.ranks
 
 def resumed(saves_in):
     """Train in one go and from its checkpoints, then with data and rates that come to nan."""
+    import errno
     import hashlib
+    import os
     import shutil
+    import threading
     from functools import partial
     from pathlib import Path
 
@@ -69,7 +72,7 @@ def resumed(saves_in):
 
     prune, checkpoint.prune = checkpoint.prune, lambda *_: None
     every = saves / "every"
-    saving = fit(**ways, checkpoint=every, every_steps=1)
+    saving = fit(**ways, checkpoint=every, every_steps=1, asynchronous=True)
     checkpoint.prune = prune
     result["saving"] = [everything(), saving.loss, saving.test_accuracy]
     steps = whole.steps_per_epoch
@@ -98,19 +101,19 @@ def resumed(saves_in):
             (source,) = every.glob(f"checkpoint-{at:09d}*")
             shutil.copy(source, within)
     refused("other batch", batch_per_rank=9, checkpoint=within)
-    refused("other layout", virtual_workers=2, checkpoint=within)
-    same = {
-        "batch_per_rank": 10 * ranks,
-        "parallel": False,
-    }  # the same global batch, so the same rates
-    refused("other ranks", **same, checkpoint=within)
     result["within"] = str(within)
+    result["left"] = sorted(path.name for path in within.iterdir()) if rank == 0 else []
 
     def accumulating(rate):
         return keras.optimizers.SGD(rate, gradient_accumulation_steps=2)
 
     refused("accumulating", optimizer=accumulating, checkpoint=saves / "accumulating")
-    result["left"] = sorted(path.name for path in within.iterdir()) if rank == 0 else []
+    # The same global batch, so the same rates; each rank trains alone in a folder of its own.
+    alone = saves / f"alone{rank}"
+    shutil.copytree(within, alone)
+    others = {"batch_per_rank": 10 * ranks, "parallel": False, "virtual_workers": 2 * ranks}
+    run = fit(**(ways | others), checkpoint=alone)
+    result["others"] = [len(run.step_s), sum(run.loss), sum(whole.loss[1:])]
 
     # The samples of the last rank alone are damaged; in its second step of the first epoch.
     images, fitting = mnist.train_images.copy(), (mnist.train_labels, mnist.test_images)
@@ -141,6 +144,25 @@ def resumed(saves_in):
     refused("rate", model="mlp", optimizer="sgd", learning_rate=1e30)
     if ranks > 2:  # two tell apart what is a rank's own; more cost only time
         return result
+
+    # The first checkpoint is not written before the second step is done, the second one never.
+    second, fsync, done = threading.Event(), os.fsync, []
+
+    def full(handle):
+        if os.path.isfile(f"/proc/self/fd/{handle}"):
+            done.append(second.wait(30))
+            if len(done) > 1:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(handle)
+
+    DivergenceMonitor.after = lambda self, loss, epoch, step: (
+        second.set() if step == 2 else None,
+        after(self, loss, epoch, step),
+    )
+    os.fsync = full
+    refused("full disk", checkpoint=saves / "full", every_steps=1, asynchronous=True)
+    DivergenceMonitor.after, os.fsync = after, fsync
+    result["written while training"] = done
 
     halves = {"model": "mlp", "dtype": "mixed_float16", "optimizer": "sgd", "learning_rate": None}
     halves["dropout"] = None
@@ -212,19 +234,16 @@ def test_ranks_end_equal_but_for_what_is_their_own(results):
     assert (len(shared), len(seeds)) == (1, len(results))
 
 
-def test_within_an_epoch_other_ranks_and_batches_are_refused(results):
+def test_within_an_epoch_others_go_on_unless_the_schedule_is_another(results):
     steps = results[0]["steps"]
     for result in results:
         error = result["errors"]["other batch"]
         # The schedule counts updates: that is no matter of the middle of an epoch.
         assert f"its global_batch is {10 * len(results)}, here it is {9 * len(results)}." in error
         assert f"delete all 2 checkpoints in {results[0]['within']} to train anew" in error
-        error = result["errors"]["other layout"]
-        assert "after 1 steps of epoch 2 with virtual_workers = 1, here it is 2" in error
-        assert f"to resume from checkpoint-{steps:09d}.dlguide, the end of an epoch" in error
-        if len(results) > 1:
-            wanted = f"epoch 2 with ranks = {len(results)}, here it is 1"
-            assert wanted in result["errors"]["other ranks"]
+        taken, loss, undivided = result["others"]
+        assert taken == steps - 1
+        assert loss == pytest.approx(undivided, rel=0.1)  # other masks of dropout
         assert result["errors"]["accumulating"].startswith(
             "ValueError: `checkpoint` must be None where the optimizer has "
             "`gradient_accumulation_steps`"
@@ -250,6 +269,17 @@ def test_nan_stops_all_ranks_in_its_step_with_the_same_words(results):
         assert "There is no checkpoint: `checkpoint`" in error
 
 
+def test_training_goes_on_while_a_checkpoint_is_written_and_all_ranks_hear_of_a_full_disk(results):
+    if len(results) > 2:
+        return
+    assert [result["written while training"] for result in results] == [[True, True], []]
+    for result in results:
+        error = result["errors"]["full disk"]
+        assert error == results[0]["errors"]["full disk"]
+        assert "000002-within.dlguide cannot be written: No space left on device." in error
+        assert "checkpoint-000000001-within.dlguide is whole" in error
+
+
 def test_infinite_loss_with_finite_gradients_stops_all_ranks_too(results):
     named = f"rank {len(results) - 1}"
     for result in results:
@@ -268,3 +298,97 @@ def test_loss_scale_mends_gradients_and_not_losses(results):
         assert "DivergedError: The loss is" in result["errors"]["half precision"]
         assert f"on rank {len(results) - 1} at step 2" in result["errors"]["half precision"]
         assert result["errors"]["half precision, sound"] == "none"
+
+
+def divided_anew(saves_in):
+    """Train an epoch on 2 ranks, on 1 and on 2 again, and the same steps by hand."""
+    import shutil
+    from pathlib import Path
+
+    import keras
+    import numpy as np
+    import tensorflow as tf
+    from fitting import fit
+
+    import dlguide.horovod as hvd
+    from dlguide import measure
+    from dlguide.data import datasets
+    from dlguide.training import checkpoint
+
+    hvd.init()
+    rank, saves, made = hvd.rank(), Path(saves_in), {}
+    data = datasets.load("mnist").first(101, 50)
+
+    def net():
+        layers, start = keras.layers, keras.initializers.GlorotUniform(seed=1)
+        first = layers.Dense(16, "relu", kernel_initializer=start)
+        last = layers.Dense(10, kernel_initializer=start)
+        made["net"] = keras.Sequential([keras.Input((28, 28, 1)), layers.Flatten(), first, last])
+        return made["net"]
+
+    def sgd():
+        return keras.optimizers.SGD(0.1, momentum=0.9)
+
+    ways = {"model": net, "data": data, "batch_per_rank": 10, "optimizer": sgd, "seed": 3}
+    ways |= {"epochs": 2, "evaluate": False, "learning_rate": None, "shuffle": True}
+    taken = []
+
+    def train(source, at, folder, **changes):
+        """Go on from a step of another training's folder, every one of whose files is kept."""
+        if source is not None and (rank == 0 or "parallel" in changes):
+            folder.mkdir()
+            (file,) = source.glob(f"checkpoint-{at:09d}*")
+            shutil.copy(file, folder)
+        run = fit(**ways, **changes, checkpoint=folder, every_steps=1, keep=99)
+        taken.append(len(run.step_s))
+        return run
+
+    train(None, 0, saves / "two")  # 20 samples a step; 2 steps of them count
+    hvd.allgather_object(rank)  # all are done
+    train(saves / "two", 2, saves / f"one{rank}", parallel=False)  # 10 samples; 3 steps count
+    hvd.allgather_object(rank)  # all are done
+    run = train(saves / "one0", 5, saves / "again")  # 31 samples are left: 20, then 5 and 6
+    found, _ = checkpoint.read(checkpoint.latest(saves / "again"))
+
+    model, rule = net(), sgd()
+    rule.build(model.trainable_variables)
+
+    @tf.function(autograph=False)
+    def gradients(images, labels, scale):
+        with tf.GradientTape() as tape:
+            logits = model(images, training=True)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+            loss = tf.reduce_sum(losses) * scale
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    losses, step = [0.0, 0.0], 0
+    for epoch in range(2):
+        order, at = np.random.default_rng([3, epoch]).permutation(101), 0
+        while at < 101:
+            ranks = 1 if epoch == 0 and 2 <= step < 5 else 2
+            batch = order[at : at + 10 * ranks]
+            middle = len(batch) // 2 if ranks == 2 else len(batch)
+            parts = [part for part in (batch[:middle], batch[middle:]) if len(part)]
+            scale, sums = np.float32(1 / len(batch)), None
+            for part in parts:
+                images, labels = data.train_images[part], data.train_labels[part]
+                loss, own = gradients(images, labels, scale)
+                sums = own if sums is None else [a + b for a, b in zip(sums, own, strict=True)]
+                losses[epoch] += float(loss) * len(batch) / 101
+            rule.apply(sums, model.trainable_variables)
+            at, step = at + len(batch), step + 1
+    return {
+        "weights": [run.weights_digest, measure.digest_of(model.trainable_weights)],
+        "losses": [run.loss, losses],
+        "steps": [taken, step, found.step],
+    }
+
+
+def test_2_ranks_then_1_then_2_within_an_epoch_are_the_uninterrupted_steps_to_the_bit(tmp_path):
+    for result in on_ranks(2, divided_anew, tmp_path, 100, saves_in=str(tmp_path)):
+        resumed, by_hand = result["weights"]
+        assert resumed == by_hand
+        resumed, by_hand = result["losses"]
+        assert resumed == pytest.approx(by_hand, rel=1e-6)
+        # 6 + 6 on two; 7 + 11 on one; 2 + 6 on two again
+        assert result["steps"] == [[12, 18, 8], 13, 13]

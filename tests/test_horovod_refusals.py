@@ -9,7 +9,6 @@ import keras
 import numpy as np
 import pytest
 
-import dlguide.horovod
 import dlguide.horovod.callbacks as callbacks
 import dlguide.horovod.guard as guard
 import dlguide.horovod.native as native
@@ -128,12 +127,6 @@ def test_without_init_everything_says_so():
         with pytest.raises(RuntimeError, match=r"Call `hvd\.init\(\)`"):
             call()
     assert callable(runtime.init)
-
-
-def test_what_horovod_has_and_this_has_not_names_what_to_use():
-    with pytest.raises(AttributeError, match=r"no `elastic`\. Use .*fit\(checkpoint="):
-        dlguide.horovod.elastic  # noqa: B018
-    assert not hasattr(dlguide.horovod, "nothing")
 
 
 def test_names_stay_apart_when_tensorflow_cannot_take_them():

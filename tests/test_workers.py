@@ -201,6 +201,19 @@ def test_averages_of_workers_are_summed_in_double_precision():
     assert float(np.asarray(model.layers[0].moving_mean)[0]) == values.astype(float).mean()
 
 
+def test_workers_that_take_over_get_the_mean_of_what_the_others_left():
+    import keras
+
+    layers = keras.layers
+    model = keras.Sequential([keras.Input((1,)), layers.BatchNormalization(), layers.Dropout(0.5)])
+    two, saved = virtual_workers(model, 2), virtual_workers(model, 3).left
+    for value, left in zip((1.0, 2.0, 6.0), saved, strict=True):
+        left[0][:], left[1][:] = value, 2 * value
+    two.take_over(saved)
+    for left in (*two.left, [np.asarray(variable) for variable in replica_state(model)]):
+        assert (left[0].tolist(), left[1].tolist()) == ([3.0], [6.0])
+
+
 def test_average_of_any_worker_that_is_not_finite_is_found():
     import keras
 

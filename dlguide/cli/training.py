@@ -37,6 +37,9 @@ def train(
     save_every: Annotated[
         int | None, typer.Option(help="Steps between checkpoints within an epoch.")
     ] = None,
+    asynchronous: Annotated[
+        bool, typer.Option("--asynchronous", help="Train on while a checkpoint is written.")
+    ] = False,
     timeline: Annotated[
         Path | None,
         typer.Option(help="FILE.json for Horovod's timeline; FILE.png is its picture."),
@@ -56,9 +59,13 @@ def train(
     require_count(ranks, "ranks")
     must, then = "be None without a folder", "Give one with `--checkpoint`."
     require(save_every is None or checkpoint is not None, "save_every", must, save_every, then)
+    must = "be False without a folder"
+    require(not asynchronous or checkpoint is not None, "asynchronous", must, asynchronous, then)
     saves = None
     if checkpoint is not None:
-        saves = training.CheckpointConfig(folder=checkpoint, every_steps=save_every)
+        saves = training.CheckpointConfig(
+            folder=checkpoint, every_steps=save_every, asynchronous=asynchronous
+        )
     work: dict[str, Any] = {
         "model": net, "data": data, "epochs": epochs, "batch_per_rank": batch_per_rank,
         "optimizer": optimizer, "learning_rate": learning_rate, "checkpoint": saves,
@@ -182,6 +189,15 @@ def run(
     gloo: Annotated[
         bool, typer.Option(help="Let Horovod exchange over Gloo, without MPI.")
     ] = False,
+    elastic: Annotated[
+        bool, typer.Option("--elastic", help="Go on without ranks that are lost.")
+    ] = False,
+    min_ranks: Annotated[
+        int | None, typer.Option(help="Of --elastic: end if fewer are left; default: 1.")
+    ] = None,
+    rejoin: Annotated[
+        float | None, typer.Option(help="Of --elastic: lost ranks join again after so long, in s.")
+    ] = None,
 ) -> None:
     """Run a script on MPI ranks; the exit status is 0 only when every rank ended well.
 
@@ -189,6 +205,8 @@ def run(
     With `--transparent` the ranks share each batch of an unmodified script, which prints and
     saves as one process would. A script that saves a model to an absolute path is refused,
     because every rank would write that file: use a path relative to the working folder.
+    With `--elastic` the script begins again when ranks are lost, and its `training.fit` or
+    `hvd.elastic.run` goes on from what it committed last.
     """
     from dlguide.cluster.script import run_script
     from dlguide.files import require_writable
@@ -196,8 +214,17 @@ def run(
     must = "be given with `--transparent` only"
     require(transparent or report is None, "report", must, str(report))
     require(transparent or seed is None, "seed", must, seed)
+    must = "be given with `--elastic` only"
+    require(elastic or min_ranks is None, "min_ranks", must, min_ranks)
+    require(elastic or rejoin is None, "rejoin", must, rejoin)
+    must = "not be given with `--transparent`"
+    require(not (elastic and transparent), "elastic", must, elastic)
     if not transparent:
-        run_script(script, context.args, ranks, oversubscribe, mpi=mpi, gloo=gloo)
+        least = None if not elastic else 1 if min_ranks is None else min_ranks
+        run_script(
+            script, context.args, ranks, oversubscribe, mpi=mpi, gloo=gloo, min_ranks=least,
+            rejoin_s=rejoin,
+        )  # fmt: skip
         return
     if report is not None:
         require_writable(report.absolute().parent, "report")

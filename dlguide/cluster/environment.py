@@ -20,6 +20,7 @@ from typing import Any
 from dlguide.cluster import processes
 from dlguide.cluster.mpi import SESSION, find_mpi
 from dlguide.cluster.rank import STALL_WARNING_S
+from dlguide.collectives.elastic import ELASTIC
 from dlguide.errors import MissingComponentError, require, require_count, require_known
 from dlguide.machine import threads
 
@@ -47,6 +48,7 @@ def rank_environment(
     return {
         **os.environ,
         **plan.environment(0),
+        ELASTIC: "",  # of an elastic run around this process: it goes on, not what it starts
         processes.MARK: name,
         processes.OWNER: processes.identity(owner or os.getpid()),
         processes.FOLDER: str(folder),

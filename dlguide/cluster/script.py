@@ -17,7 +17,9 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,8 @@ from dlguide.cluster.processes import PLAN
 from dlguide.cluster.rank import BEAT_S, Monitor, collect_rarely, guarded, log_path
 from dlguide.cluster.supervision import LOOK_S, RankProcesses, Replies, supervise
 from dlguide.collectives import rendezvous
-from dlguide.errors import ranks_in_words, require
+from dlguide.collectives.elastic import Committed, two_copies
+from dlguide.errors import ranks_in_words, require, require_count
 from dlguide.files import atomic_write
 from dlguide.machine import describe, threads
 from dlguide.measure import launched
@@ -41,6 +44,18 @@ WORLD = "world"  # a rank writes it that sees another number of ranks than it sh
 GO = "go"  # the ranks begin when this file appears: from then on every death is seen
 
 
+LOST = ("died", "frozen")  # after these an elastic run goes on
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How a world of ranks ended: its report, or the ranks it lost, or that others can join."""
+
+    report: dict[str, Any] | None = None
+    lost: RankError | None = None
+    joining: bool = False
+
+
 def run_script(
     script: str,
     arguments: Sequence[str] = (),
@@ -49,6 +64,8 @@ def run_script(
     seed: int | None = None,
     mpi: str | None = None,
     gloo: bool = False,
+    min_ranks: int | None = None,
+    rejoin_s: float | None = None,
 ) -> dict[str, Any] | None:
     """Run a Python script on MPI ranks of this machine and wait for its end.
 
@@ -59,12 +76,17 @@ def run_script(
             (`dlguide.horovod.transparent`); None for a script that uses MPI or Horovod itself.
         mpi: as in `Cluster`.
         gloo: let Horovod exchange over Gloo, without MPI.
+        min_ranks: makes the run elastic: when ranks are lost, the script begins again on those
+            that are left, at least so many (count). `fit` and `hvd.elastic.run` then go on from
+            what they committed last, which this process holds in memory.
+        rejoin_s: after so long the lost ranks join again, at the next commit (s); None for never.
 
     Returns:
         The report of a transparent run, else None.
 
     Raises:
-        RankError: if a rank failed, or the script cannot be made parallel.
+        RankError: if a rank failed, or the script cannot be made parallel; if too few ranks are
+            left, or nothing was committed, in an elastic run.
         ValueError: if there is no such script, there are more ranks than cores, `mpi` is invalid,
             or launcher and library are of different MPIs.
         MissingComponentError: if there is no mpiexec, this MPI is not installed, or Horovod was
@@ -75,12 +97,75 @@ def run_script(
         _refuse(script, script_lint.check(script))
     if gloo:
         rendezvous.require_gloo()
-    plan = threads.plan(describe(), ranks=ranks, oversubscribe=oversubscribe)
-    mpiexec, variables = launcher_of(mpi)
+    launcher = launcher_of(mpi)
     fits = seed is None or mpi is None or KNOWN[mpi].horovod
     require(fits, "mpi", "be one that Horovod runs on if the script is transparent", mpi)
+    plan = partial(threads.plan, describe(), oversubscribe=oversubscribe)
+    plan(ranks)
+    world = partial(_run_world, script, arguments, launcher, seed, gloo)
+    if min_ranks is not None:
+        require_count(min_ranks, "min_ranks")
+        require(min_ranks <= ranks, "min_ranks", f"be at most the {ranks} ranks", min_ranks)
+        require(seed is None, "min_ranks", "be None if the script is transparent", min_ranks)
+        return _run_elastic(
+            lambda left, *memory: world(plan(left), *memory), ranks, min_ranks, rejoin_s
+        )
+    return world(plan(ranks)).report
+
+
+def _run_elastic(
+    world: Callable[..., _Ended], ranks: int, min_ranks: int, rejoin_s: float | None
+) -> None:
+    """Start worlds of ranks until one ends well; each goes on from what was committed last."""
+    now = ranks
+    with two_copies() as copies:
+        while True:
+            ended = world(now, copies, rejoin_s if now < ranks else None)
+            if ended.lost is None and not ended.joining:
+                return
+            number = Committed(copies).newest()[0]
+            if ended.lost is None:
+                now = ranks
+                what = "Ranks join"
+            else:
+                now -= len(ended.lost.ranks)
+                _require_left(ended.lost, now, min_ranks, number)
+                what = f"{ranks_in_words(ended.lost.ranks).capitalize()} lost"
+            then = f"the run goes on with {now} rank{'s'[: now != 1]} from commit {number}."
+            print(f"{what}: {then}", file=sys.stderr, flush=True)
+
+
+def _require_left(lost: RankError, left: int, min_ranks: int, number: int) -> None:
+    """Raise if an elastic run cannot go on."""
+    if not number:
+        raise RankError(
+            lost.kind, lost.ranks, "nothing was committed that an elastic run could go on from. "
+            "Train with `training.fit`, or commit a state in `hvd.elastic.run`.", str(lost),
+        )  # fmt: skip
+    if left < min_ranks:
+        raise RankError(
+            lost.kind, lost.ranks, f"{left} rank{'s are' if left != 1 else ' is'} left, and an "
+            f"elastic run needs at least `min_ranks`, {min_ranks}.", str(lost),
+        )  # fmt: skip
+
+
+def _run_world(
+    script: str,
+    arguments: Sequence[str],
+    using: tuple[Path, dict[str, str]],
+    seed: int | None,
+    gloo: bool,
+    plan: threads.ThreadPlan,
+    copies: Sequence[str] = (),
+    rejoin_s: float | None = None,
+) -> _Ended:
+    """Start the ranks of one MPI world and wait for its end."""
+    ranks, (mpiexec, variables) = plan.ranks, using
     name = uuid.uuid4().hex[:12]
     folder = Path(tempfile.mkdtemp(prefix=processes.PREFIX))
+    committed = Committed(copies, folder / "join", folder / "left")
+    if copies:
+        variables = variables | committed.environment()
     env = {**rank_environment(plan, name, folder, variables), "PYTHONUNBUFFERED": "1"}
     if seed is not None:
         env["PYTHONHASHSEED"] = str(seed)  # the order of sets decides the order of files
@@ -94,19 +179,29 @@ def run_script(
     )  # fmt: skip
     copier = threading.Thread(target=_copy_errors, args=(launcher, folder), daemon=True)
     copier.start()
+    rejoin = time.monotonic() + (float("inf") if rejoin_s is None else rejoin_s)
+
+    def on_look() -> None:
+        if time.monotonic() > rejoin:
+            committed.may_join()
+
     try:
         try:
-            _wait(launcher, folder, ranks)
+            lost = _wait(launcher, folder, ranks, on_look)
             copier.join(timeout=1.0)
         finally:
             pipes.close()  # before a failure is reported
+        if copies and (lost is not None or committed.have_left):
+            return _Ended(lost=lost, joining=lost is None)
+        if lost is not None:
+            raise lost
         # The launcher reports success for ranks that a signal ended while they were leaving.
         endings = errors.read_endings(folder)
         if endings:
             lines = "\n".join(f"rank {rank}: {how}" for rank, how in sorted(endings.items()))
             raise RankError("died", sorted(endings), "ranks ended badly after their work.", lines)
         report = folder / "report.json"
-        return json.loads(report.read_text()) if report.exists() else None
+        return _Ended(json.loads(report.read_text()) if report.exists() else None)
     except RankError:
         refused = folder / "refused"
         if refused.exists():
@@ -139,8 +234,10 @@ def _copy_errors(launcher: subprocess.Popen, folder: Path) -> None:
             sys.stderr.flush()
 
 
-def _wait(launcher: subprocess.Popen, folder: Path, ranks: int) -> None:
-    """Wait for the ranks to begin, to answer and to end."""
+def _wait(
+    launcher: subprocess.Popen, folder: Path, ranks: int, on_look: Callable[[], Any]
+) -> RankError | None:
+    """Wait for the ranks to begin, to answer and to end; return which were lost at work."""
     everyone = range(ranks)
     requests = dict.fromkeys(everyone, 1)
     deadline = time.monotonic() + START_S
@@ -148,7 +245,7 @@ def _wait(launcher: subprocess.Popen, folder: Path, ranks: int) -> None:
         _check_world(folder, ranks, launcher)
         if launcher.poll() is not None or time.monotonic() > deadline:
             missing = [rank for rank in everyone if rank not in states]
-            raise RankError("died", missing, f"{ranks_in_words(missing)} did not begin.")
+            return RankError("died", missing, f"{ranks_in_words(missing)} did not begin.")
         time.sleep(LOOK_S)
 
     def collect(replies: Replies) -> None:
@@ -157,12 +254,15 @@ def _wait(launcher: subprocess.Popen, folder: Path, ranks: int) -> None:
             if rank not in replies and path.exists():
                 replies[rank] = json.loads(path.read_text())
         _check_world(folder, ranks, launcher)
+        on_look()
 
     alive = RankProcesses({rank: state["pid"] for rank, state in states.items()})
     with contextlib.closing(alive) as pids:
         (folder / GO).touch()
         _, error = supervise(folder, ranks, requests, pids, collect)
     if error is not None:
+        if error.kind in LOST:
+            return error
         raise error
     try:
         status = launcher.wait(timeout=END_S)
@@ -171,6 +271,7 @@ def _wait(launcher: subprocess.Popen, folder: Path, ranks: int) -> None:
     if status != 0:
         message = f"the script ended on all ranks, but the launcher's exit status is {status}."
         raise RankError("died", everyone, message)
+    return None
 
 
 def _check_world(folder: Path, ranks: int, launcher: subprocess.Popen) -> None:

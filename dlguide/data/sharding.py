@@ -67,6 +67,7 @@ def epoch_batches(
     seed: int = 0,
     shuffle: bool = True,
     order: str | BlockShuffle = "global",
+    used: int = 0,
 ) -> list[RankShard]:
     """Divide one epoch among ranks: which samples this rank uses in which step.
 
@@ -77,6 +78,10 @@ def epoch_batches(
     ceil(samples / g) steps, and step s uses the same samples as step s of a single process with
     batch g. With a `BlockShuffle` all of this holds but the last.
 
+    The samples of the first steps are the first ones of the order, so another number of ranks can
+    take over: with the number that is used by then, `used`, it divides the others, and over all
+    ranks of both every sample is still used exactly once.
+
     Calls are independent and cost no communication; every rank must call it with the same
     arguments except `rank`.
 
@@ -86,6 +91,7 @@ def epoch_batches(
         seed: seed of the run, at least 0, the same on every rank.
         shuffle: False keeps the order of the data set.
         order: "global", or a `BlockShuffle` for nearly sequential reading of packed files.
+        used: samples of this epoch that other ranks have used (count); only in a global order.
 
     Returns:
         list: one `RankShard` per step, equally many on every rank.
@@ -105,8 +111,12 @@ def epoch_batches(
     must = f"be at most the {samples // ranks} samples of one rank's shard"
     then = f"{samples} samples are shared by {ranks} ranks." if ranks > 1 else ""
     require(batch_per_rank <= samples // ranks, "batch_per_rank", must, batch_per_rank, then)
-    steps = range(math.ceil(samples / (batch_per_rank * ranks)))
+    require_count(used, "used", least=0)
+    require(used <= samples, "used", f"be at most the {samples} samples there are", used)
+    steps = range(math.ceil((samples - used) / (batch_per_rank * ranks)))
     if shuffle and isinstance(order, BlockShuffle):
+        then = "Finish the epoch with as many ranks as began it."
+        require(used == 0, "order", 'be "global" to divide the rest of an epoch anew', order, then)
         mine = _in_blocks(order, samples, own, rank, epoch, seed)
         cuts = np.array([[*steps, len(steps)]]) * batch_per_rank
         shards = (shard(samples, other, ranks) for other in range(ranks))
@@ -117,7 +127,7 @@ def epoch_batches(
     if shuffle:
         whole = np.random.default_rng([seed, epoch]).permutation(samples)
     together = batch_per_rank * ranks
-    slices = (whole[s * together : (s + 1) * together] for s in steps)
+    slices = (whole[used + s * together : used + (s + 1) * together] for s in steps)
     return [RankShard(part[shard(len(part), rank, ranks)], len(part)) for part in slices]
 
 

@@ -10,9 +10,7 @@ the same names, arguments and meaning, on Horovod's own engine.
     model.fit(shard, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 """
 
-from typing import NoReturn
-
-from dlguide.horovod import callbacks
+from dlguide.horovod import callbacks, elastic
 from dlguide.horovod.guard import RanksDifferError, check_weights
 from dlguide.horovod.native import (
     Adasum,
@@ -61,18 +59,6 @@ _NATIVE = (
 )  # fmt: skip
 globals().update({name: getattr(native, name) for name in _NATIVE})
 
-# What Horovod has for Keras 2, and what to use here.
-_ABSENT = {
-    "elastic": "Use `dlguide.training.fit(checkpoint=...)`: after a failure the same call resumes "
-    "from the last checkpoint, from an epoch's end also on another number of ranks.",
-}
-
-
-def __getattr__(name: str) -> NoReturn:
-    instead = f" {_ABSENT[name]}" if name in _ABSENT else ""
-    raise AttributeError(f"`dlguide.horovod` has no `{name}`.{instead}", name=name)
-
-
 __all__ = [
     "Adasum",
     "Average",
@@ -96,6 +82,7 @@ __all__ = [
     "broadcast_variables",
     "callbacks",
     "check_weights",
+    "elastic",
     "global_process_set",
     "grouped_allgather",
     "grouped_allreduce",

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -16,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide.collectives.communicator import Communicator
+from dlguide.collectives.elastic import Committed
 from dlguide.errors import LockHeldError, NoLocksError, require, require_count
 from dlguide.files import file_lock, require_writable
+from dlguide.measure import launched
 
 if TYPE_CHECKING:
     import keras
@@ -38,11 +41,12 @@ __all__ = [
     "save",
 ]
 
-VERSION = 2  # raised whenever a file of an earlier dlguide would be read wrongly
+VERSION = 3  # raised whenever a file of an earlier dlguide would be read wrongly
 _FIRST_LINE = re.compile(rb"dlguide-checkpoint-(\d{1,4}) ([0-9a-f]{64})")
 _NAME = re.compile(r"checkpoint-(\d{9})(-within)?\.dlguide")
 # One name for all unfinished files, so that a killed save leaves one and not one more each time.
 _UNFINISHED = "checkpoint.partial"
+_MEMORY = "the supervisor's memory"  # in place of a path
 _WRITING = "checkpoint.lock"  # held by the process that writes the unfinished file
 
 
@@ -54,13 +58,21 @@ class CheckpointError(RuntimeError):
 class Within:
     """What a checkpoint written before an epoch's end holds beside the weights.
 
-    The steps of that epoch that were done (count), what must be equal to resume from there, and
-    the bytes of each virtual worker's own state, of all ranks.
+    Args:
+        step: of that epoch that were done (count).
+        settings: how its samples were divided: ranks, virtual workers, batch.
+        states: the bytes of each virtual worker's own state, of all ranks.
+        samples: of that epoch that were used, the first ones of its order (count).
+        begun_step: of that epoch at which this division began: earlier ones had others.
+        begun_samples: that were used at that step (count).
     """
 
     step: int
     settings: dict[str, Any]
     states: tuple[bytes, ...] = field(repr=False)
+    samples: int = 0
+    begun_step: int = 0
+    begun_samples: int = 0
 
 
 @dataclass(frozen=True)
@@ -140,13 +152,9 @@ def save(
     require_count(step, "step", least=0)
     require_count(epoch, "epoch", least=0)
     require_count(keep, "keep")
-    bad = not_finite(model)
-    then = "Nothing was written. Go on from the last checkpoint with a lower learning rate."
-    require(not bad, "model", "have weights that are finite", f"{bad} with nan or infinity", then)
     arrays = [(name, np.asarray(variable)) for name, variable in _variables(model, optimizer)]
-    path = _write(Path(folder), step, epoch, settings or {}, arrays, within)
-    prune(path.parent, keep)
-    return path
+    weights = len(model.weights)
+    return _save(Path(folder), step, epoch, settings or {}, arrays, within, weights, keep)
 
 
 def branch(
@@ -210,7 +218,11 @@ def read(path: str | os.PathLike) -> tuple[Checkpoint, list[np.ndarray]]:
         raise CheckpointError(
             f"{path} is damaged: expected SHA-256 {expected}, found {found}. {_instead(path)}"
         )
-    line, _, data = rest.partition(b"\n")
+    return _parsed(path, rest)
+
+
+def _parsed(path: str | os.PathLike, contents: bytes) -> tuple[Checkpoint, list[np.ndarray]]:
+    line, _, data = contents.partition(b"\n")
     header = json.loads(line)
     names = tuple((name, dtype, tuple(shape)) for name, dtype, shape in header["arrays"])
     arrays = _arrays(data, [(dtype, shape) for _name, dtype, shape in names])
@@ -226,7 +238,6 @@ def restore(
     model: keras.Model,
     optimizer: keras.Optimizer,
     settings: Mapping[str, Any] | None = None,
-    within: Mapping[str, Any] | None = None,
 ) -> Checkpoint:
     """Return a checkpoint, after a net and its optimizer were set to it, bit by bit.
 
@@ -238,22 +249,28 @@ def restore(
         model: the same net as was saved.
         optimizer: of the same kind as was saved, built.
         settings: what must equal the settings that were saved; None for any.
-        within: what must equal the settings of one that was written before an epoch's end; None
-            for any.
 
     Raises:
         CheckpointError: if the file is damaged, or belongs to another net, optimizer or training.
     """
-    found, arrays = read(path)
-    otherwise = anew(Path(path).parent)
+    return _assign(*read(path), model, optimizer, settings)
+
+
+def _assign(
+    found: Checkpoint,
+    arrays: Sequence[np.ndarray],
+    model: keras.Model,
+    optimizer: keras.Optimizer,
+    settings: Mapping[str, Any] | None,
+) -> Checkpoint:
+    path = found.path
+    otherwise = "Start the run anew." if path == _MEMORY else anew(Path(path).parent)
     for name, value in json.loads(json.dumps(dict(settings or {}))).items():
         if found.settings.get(name) != value:
             raise CheckpointError(
                 f"{path} belongs to another training: its {name} is "
                 f"{found.settings.get(name)!r}, here it is {value!r}. {otherwise}"
             )
-    if found.within is not None:
-        _require_layout(Path(path), found, within or {})
     variables = _variables(model, optimizer)
     expected = [(name, str(v.dtype), tuple(v.shape)) for name, v in variables]
     different = "belongs to another net or optimizer: it holds"
@@ -275,9 +292,13 @@ def restore(
 
 def not_finite(model: keras.Model) -> str:
     """Return the name of the first weight with nan or infinity; empty if all are finite."""
-    for weight in model.weights:
-        if "float" in str(weight.dtype) and not np.isfinite(np.asarray(weight)).all():
-            return weight.path
+    return _not_finite((weight.path, weight) for weight in model.weights)
+
+
+def _not_finite(named: Iterable[tuple[str, Any]]) -> str:
+    for name, values in named:
+        if "float" in str(values.dtype) and not np.isfinite(np.asarray(values)).all():
+            return name
     return ""
 
 
@@ -292,6 +313,25 @@ def prune(folder: Path, keep: int) -> None:
         old.unlink(missing_ok=True)
 
 
+def _save(
+    folder: Path,
+    step: int,
+    epoch: int,
+    settings: Mapping[str, Any],
+    arrays: Sequence[tuple[str, np.ndarray]],
+    within: Within | None,
+    weights: int,
+    keep: int,
+) -> Path:
+    """Write a checkpoint, of whose arrays the first are the weights, and remove older ones."""
+    bad = _not_finite(arrays[:weights])
+    then = "Nothing was written. Go on from the last checkpoint with a lower learning rate."
+    require(not bad, "model", "have weights that are finite", f"{bad} with nan or infinity", then)
+    path = _write(folder, step, epoch, settings, arrays, within)
+    prune(folder, keep)
+    return path
+
+
 def _write(
     folder: Path,
     step: int,
@@ -301,16 +341,7 @@ def _write(
     within: Within | None,
 ) -> Path:
     """Write a file; processes that write into one folder do so one after the other."""
-    states = () if within is None else within.states
-    header = {
-        "step": step,
-        "epoch": epoch,
-        "settings": dict(settings),
-        "arrays": [(name, array.dtype.name, array.shape) for name, array in arrays],
-        "within": within and {**vars(within), "states": [len(state) for state in states]},
-    }
-    parts = [json.dumps(header).encode() + b"\n", *(array.tobytes() for _name, array in arrays)]
-    parts += states
+    parts = _contents(step, epoch, settings, arrays, within)
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
@@ -341,6 +372,26 @@ def _write(
     return path
 
 
+def _contents(
+    step: int,
+    epoch: int,
+    settings: Mapping[str, Any],
+    arrays: Sequence[tuple[str, np.ndarray]],
+    within: Within | None,
+) -> list[Any]:
+    """Return what a checkpoint holds after its first line, in pieces of bytes."""
+    states = () if within is None else within.states
+    header = {
+        "step": step,
+        "epoch": epoch,
+        "settings": dict(settings),
+        "arrays": [(name, array.dtype.name, array.shape) for name, array in arrays],
+        "within": within and {**vars(within), "states": [len(state) for state in states]},
+    }
+    line = json.dumps(header).encode() + b"\n"
+    return [line, *(_bytes(array) for _name, array in arrays), *states]
+
+
 def _sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -356,6 +407,11 @@ def _variables(model: keras.Model, optimizer: keras.Optimizer) -> list[tuple[str
     return [(v.path, v) for v in (*model.weights, *kept)]
 
 
+def _bytes(array: np.ndarray) -> np.ndarray:
+    """View an array as bytes."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
 def _arrays(data: bytes, like: Sequence[tuple[Any, tuple[int, ...]]]) -> list[np.ndarray]:
     """Cut bytes into arrays of these dtypes and shapes."""
     arrays, at = [], 0
@@ -364,20 +420,6 @@ def _arrays(data: bytes, like: Sequence[tuple[Any, tuple[int, ...]]]) -> list[np
         arrays.append(array.reshape(shape))
         at += array.nbytes
     return arrays
-
-
-def _require_layout(path: Path, found: Checkpoint, layout: Mapping[str, Any]) -> None:
-    for name, value in json.loads(json.dumps(dict(layout))).items():
-        saved = found.within.settings.get(name)
-        if saved != value:
-            ends = _ends(path.parent)
-            others = f"resume from {ends[-1].name}, the end of an epoch" if ends else "train anew"
-            raise CheckpointError(
-                f"{path} was written after {found.within.step} steps of epoch {found.epoch + 1} "
-                f"with {name} = {saved}, here it is {value}. Within an epoch the samples and what "
-                f"each rank has of its own belong to that {name}: use it, or delete the files "
-                f"that end in -within.dlguide to {others}."
-            )
 
 
 def _instead(path: Path) -> str:
@@ -400,22 +442,30 @@ def anew(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where a training begins: epochs done, steps of the next, steps of all, losses of epochs."""
+    """Where a training begins.
+
+    Epochs done, steps of the next, steps of all, losses of epochs; the step of the next epoch, and
+    the samples used by then, at which its division among ranks began, which may be now.
+    """
 
     epoch: int = 0
     step: int = 0
     done: int = 0
     losses: tuple[float, ...] = ()
+    begun_step: int = 0
+    begun_samples: int = 0
+    anew: bool = False
 
 
 class Saver:
-    """The checkpoints of one training; without a folder it writes none."""
+    """The checkpoints of one training, in a folder, and in memory where the run is elastic."""
 
     # At an epoch's end all ranks are equal, and weights, optimizer, epoch and step are all there
     # is to save: the order of the samples and the seeds of dropout follow from seed, epoch and
     # rank. Within an epoch each virtual worker also has its own moving averages and seeds, and
     # each rank the sums of its loss and metrics: rank 0 writes those of all, and every worker
-    # gets its own back.
+    # gets its own back. Where another number of workers goes on, all get the mean of the moving
+    # averages and new seeds, and the samples of the epoch that are left are divided among them.
 
     def __init__(self, job: TrainingJob, comm: Communicator) -> None:
         self._job, self._comm, self._config = job, comm, job.checkpoint
@@ -423,21 +473,42 @@ class Saver:
         self._before = 0  # steps of the runs before this one
         self._states = b""  # of all virtual workers of all ranks
         self._held = ExitStack()  # the folder, for this training alone
+        # A training of one of several ranks is not the one that goes on.
+        self._committed = Committed.of_rank() if launched()[1] == comm.size else None
+        self.saves = self._folder is not None or self._committed is not None
+        self._thread: ThreadPoolExecutor | None = None  # on rank 0, if it writes while it trains
+        self._written: Future[Path] | None = None  # what the thread is at
+        if job.checkpoint is not None and job.checkpoint.asynchronous and comm.rank == 0:
+            self._thread = ThreadPoolExecutor(1, "dlguide-checkpoint")
+
+    def finish(self) -> None:
+        """Wait for the last checkpoint; fail on all ranks if it cannot be written; collective."""
+        with self._comm.agree_or_raise():
+            self._wait()
 
     def close(self) -> None:
-        """Let other trainings use the folder."""
+        """Wait for a checkpoint that is being written, and let other trainings use the folder."""
+        if self._thread is not None:
+            self._thread.shutdown()
         self._held.close()
+
+    def _wait(self) -> None:
+        """Wait for the checkpoint that is being written; raise if it could not be."""
+        written, self._written = self._written, None
+        if written is not None:
+            written.result()
 
     def announce(self) -> None:
         """Print on rank 0 what will be resumed, before any other work is waited for."""
-        path = latest(self._folder) if self._folder is not None else None
-        if path is None or self._comm.rank != 0:
+        last = self._newest() if self._comm.rank == 0 else None
+        if last is None:
             return
-        found, _arrays = read(path)
+        found, _arrays = last
+        path = Path(found.path)
         epochs = self._job.epochs
         further = f" and {found.within.step} steps of the next" if found.within else ""
         where = f"step {found.step}, epoch {found.epoch} of {epochs}{further}"
-        if found.epoch < epochs:
+        if found.epoch < epochs or found.path == _MEMORY:
             print(f"Resuming from {path}: {where}.", flush=True)
             return
         if found.within:
@@ -457,44 +528,65 @@ class Saver:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         must = "be None where the optimizer has `gradient_accumulation_steps`, whose gradients are "
         must += "each rank's own and in no checkpoint"
-        fits = self._folder is None or not inner.gradient_accumulation_steps
+        fits = not self.saves or not inner.gradient_accumulation_steps
         then = "Use several `virtual_workers` instead, which sum in every step."
         require(fits, "checkpoint", must, self._folder, then)
 
     def resume(
         self, model: keras.Model, optimizer: keras.Optimizer, state_nbytes: int
     ) -> ResumePoint:
-        """Set all ranks to the weights of the last checkpoint; collective."""
+        """Set all ranks to the last state that was committed or saved; collective."""
         self._model, self._optimizer = model, optimizer
-        if self._folder is None:
+        if not self.saves:
             return ResumePoint()
-        found, states, losses = [0.0, 0.0, 0.0], (), []
+        found, states, losses = [0.0] * 6, (), []
         with self._comm.agree_or_raise():
             if self._comm.rank == 0:  # the others may not even see the folder
-                nbytes, files = nbytes_of(model, optimizer), self._config.keep + 1
-                if self._config.every_steps is not None:
-                    workers = int(self._job.config.virtual_workers) * self._comm.size
-                    nbytes, files = nbytes + workers * (16 + state_nbytes), files + 1
-                many = f" ({files} checkpoints)"
-                require_writable(self._folder, "checkpoint", files * nbytes, many)
-                taken = self._hold()
-                path = latest(self._folder)
-                if taken and path is None:
+                taken = None if self._folder is None else self._take_folder(state_nbytes)
+                last = self._newest()
+                if taken and last is None:
                     raise taken
-                if path is not None:
-                    identity = self._job.identity(self._comm.size)
-                    saved = restore(path, model, optimizer, identity, self._layout())
+                identity, within = self._job.identity(self._comm.size), None
+                if last is not None:
+                    saved = _assign(*last, model, optimizer, identity)
                     if taken and saved.epoch < self._job.epochs:
                         raise taken  # a finished training is only read
-                    found = [saved.epoch, saved.step, saved.within.step if saved.within else 0]
-                    states = saved.within.states if saved.within else ()
+                    found[:2], within = [saved.epoch, saved.step], saved.within
+                    if within is not None:
+                        anew = within.settings != self._layout()
+                        begun = within.begun_step, within.begun_samples
+                        begun = (within.step, within.samples) if anew else begun
+                        found[2:], states = [within.step, *begun, anew], within.states
                     losses = saved.settings.get("losses", [])
-        epoch, self._before, step = (int(each) for each in self._comm.allreduce_sum(found))
+                if self._committed is not None and not self._committed.number:
+                    settings = identity | {"losses": losses}
+                    first = int(found[1]), int(found[0]), settings, self._copied(), within
+                    self._committed.commit(_contents(*first))
+        epoch, done, step, *begun, anew = (int(each) for each in self._comm.allreduce_sum(found))
+        self._before = done
         if self._before:
             self._comm.broadcast([*model.weights, *optimizer.variables])
         self._states = self._comm.allgather_bytes(b"".join(states))[0] if step else b""
         losses = json.loads(self._comm.allgather(json.dumps(losses))[0])
-        return ResumePoint(epoch, step, self._before, tuple(losses))
+        self._start = ResumePoint(epoch, step, done, tuple(losses), *begun, bool(anew))
+        return self._start
+
+    def _take_folder(self, state_nbytes: int) -> CheckpointError | None:
+        """Require room for checkpoints, and hold the folder; return why that cannot be."""
+        nbytes, files = nbytes_of(self._model, self._optimizer), self._config.keep + 1
+        if self._config.every_steps is not None:
+            workers = int(self._job.config.virtual_workers) * self._comm.size
+            nbytes, files = nbytes + workers * (16 + state_nbytes), files + 1
+        require_writable(self._folder, "checkpoint", files * nbytes, f" ({files} checkpoints)")
+        return self._hold()
+
+    def _newest(self) -> tuple[Checkpoint, list[np.ndarray]] | None:
+        """Return what the supervisor holds, or else the last checkpoint."""
+        number, contents = (0, b"") if self._committed is None else self._committed.newest()
+        if number:
+            return _parsed(_MEMORY, contents)
+        path = None if self._folder is None else latest(self._folder)
+        return None if path is None else read(path)
 
     def _hold(self) -> CheckpointError | None:
         """Keep other trainings out of the folder until `close`; return why not."""
@@ -520,29 +612,37 @@ class Saver:
             return np.zeros(sums)
         like = [(np.float64, (sums,)), *((one.dtype, one.shape) for one in workers.states()[0])]
         size = 8 * sums + sum(array.nbytes for array in workers.states()[0])
-        if len(states) != size * workers.count * self._comm.size:
+        anew = self._start.anew
+        if len(states) % size if anew else len(states) != size * workers.count * self._comm.size:
             raise CheckpointError(
                 f"The checkpoint in {self._folder} holds {len(states)} bytes of the workers' own, "
                 f"here they have {size} each. {anew(self._folder)}"
             )
+        saved = [_arrays(states[at : at + size], like) for at in range(0, len(states), size)]
+        if anew:
+            workers.take_over([arrays[1:] for arrays in saved])
+            return sum(arrays[0] for arrays in saved) * (self._comm.rank == 0)
         first = self._comm.rank * workers.count
-        places = [at * size for at in range(first, first + workers.count)]
-        mine = [_arrays(states[at : at + size], like) for at in places]
+        mine = saved[first : first + workers.count]
         workers.restore_states([arrays[1:] for arrays in mine])
         return mine[0][0]
 
     def stops(self, first: int, steps: int) -> list[int]:
         """The steps of an epoch, from `first` on, after which there is something to do."""
-        every = steps if self._config is None else self._config.every_steps or steps
-        return [*range(first - first % every + every, steps, every), steps]
+        every = [self._config and self._config.every_steps]
+        every += [self._committed and self._job.config.commit_every]
+        found = {at for n in every if n for at in range(first - first % n + n, steps, n)}
+        return [*sorted(found), steps]
 
     def save(self, epoch: int, steps: int, rate: float, losses: Sequence[float]) -> None:
         """Write a checkpoint of an epoch's end; collective. Rate and losses are for readers."""
-        self._save(epoch, steps, None, {"rate": rate, "losses": list(losses)})
+        due = self._folder is not None
+        self._save(epoch, steps, None, {"rate": rate, "losses": list(losses)}, due)
 
     def save_within(
-        self, epoch: int, step: int, steps: int, sums: np.ndarray, losses: Sequence[float]
-    ) -> None:
+        self, epoch: int, step: int, steps: int, sums: np.ndarray, losses: Sequence[float],
+        samples: int,
+    ) -> None:  # fmt: skip
         """Write a checkpoint before an epoch's end; collective."""
         states = []
         for worker, arrays in enumerate(self._workers.states()):
@@ -552,12 +652,18 @@ class Saver:
         whole = b"".join(self._comm.allgather_bytes(b"".join(states)))
         size = len(states[0])
         pieces = tuple(whole[at : at + size] for at in range(0, len(whole), size))
-        self._save(epoch, steps, Within(step, self._layout(), pieces), {"losses": list(losses)})
+        start = self._start if epoch == self._start.epoch else ResumePoint()
+        begun = start.begun_step, start.begun_samples
+        within = Within(step, self._layout(), pieces, samples, *begun)
+        every = self._config and self._config.every_steps
+        due = bool(every) and step % every == 0  # else it is committed only
+        self._save(epoch, steps, within, {"losses": list(losses)}, due)
 
     def last_good(self) -> str:
         """Name the last checkpoint that can be used; for rank 0, which wrote it."""
         if self._folder is None:
             return "There is no checkpoint: `checkpoint` and `every_steps` would have written some."
+        wait([] if self._written is None else [self._written])
         for path in reversed(finished(self._folder)):
             try:
                 found, _arrays = read(path)
@@ -566,16 +672,34 @@ class Saver:
             return f"The last good checkpoint is {path}, after step {found.step}."
         return f"There is no checkpoint in {self._folder} yet."
 
-    def _save(self, epoch: int, steps: int, within: Within | None, more: Mapping[str, Any]) -> None:
+    def _save(
+        self, epoch: int, steps: int, within: Within | None, more: Mapping[str, Any], due: bool
+    ) -> None:
         settings = self._job.identity(self._comm.size) | dict(more)
+        step = self._before + steps
         with self._comm.agree_or_raise():
             if self._comm.rank == 0:
-                save(
-                    self._folder, self._model, self._optimizer, self._before + steps, epoch,
-                    settings, self._config.keep, within,
-                )  # fmt: skip
+                self._wait()  # one is written at a time, so that memory holds one copy
+                arrays = self._copied()
+                if self._committed is not None:
+                    self._committed.commit(_contents(step, epoch, settings, arrays, within))
+                if due:
+                    last = len(self._model.weights), self._config.keep
+                    writing = self._folder, step, epoch, settings, arrays, within, *last
+                    if self._thread is None:
+                        _save(*writing)
+                    else:
+                        self._written = self._thread.submit(_save, *writing)
+        if self._committed is not None and epoch < self._job.epochs:
+            joining = self._comm.rank == 0 and self._committed.joining
+            if self._comm.allreduce_sum([float(joining)])[0]:
+                self._committed.leave()
+
+    def _copied(self) -> list[tuple[str, np.ndarray]]:
+        # Reading a variable copies it: a thread writes what there is now.
+        return [(name, np.asarray(v)) for name, v in _variables(self._model, self._optimizer)]
 
     def _layout(self) -> dict[str, int]:
-        """What must be equal to resume within an epoch."""
+        """How the samples of an epoch are divided."""
         workers, batch = int(self._job.config.virtual_workers), int(self._job.batch_per_rank)
         return {"ranks": self._comm.size, "virtual_workers": workers, "batch_per_rank": batch}

@@ -62,6 +62,9 @@ class FitConfig:
         label_check: called with the labels of a batch; returns True for each sample whose labels
             are damaged. None for class numbers below the model's outputs, or with a `loss` of
             your own for no check.
+        commit_every: steps between two states that `dlguide run --elastic` keeps in memory, from
+            which the training goes on when a rank is lost; None for one at the end of each epoch
+            only (count).
     """
 
     seed: int = 0
@@ -77,6 +80,7 @@ class FitConfig:
     virtual_workers: int = 1
     timeline: str | os.PathLike | None = None
     label_check: LabelCheck | None = None
+    commit_every: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +90,14 @@ class CheckpointConfig:
     Args:
         folder: one checkpoint is written there after each epoch, and a training that finds one
             resumes from it (rank 0 prints which). On as many ranks, it ends with the weights of
-            the uninterrupted training, bit by bit.
-        every_steps: steps between two checkpoints within an epoch, from which only as many ranks,
-            workers and images can resume; None for one at the end of each epoch only (count).
+            the uninterrupted training, bit by bit; others divide the samples of the epoch that
+            are left among them.
+        every_steps: steps between two checkpoints within an epoch; None for one at the end of
+            each epoch only (count).
         keep: checkpoints to leave in the folder (count).
+        asynchronous: train on while a checkpoint is written, for which rank 0 copies it in memory.
+            One is written at a time. An error is raised on all ranks at the next checkpoint or at
+            the end, for which the training waits.
         facts: JSON-able values that must be equal in the training that resumes, beside those
             that `fit` compares itself.
     """
@@ -97,6 +105,7 @@ class CheckpointConfig:
     folder: str | os.PathLike
     every_steps: int | None = None
     keep: int = 2
+    asynchronous: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -145,7 +154,7 @@ class TrainingJob:
         self._require_images_fit()
         counts = {"epochs": self.epochs, "batch_per_rank": self.batch_per_rank}
         counts |= {"virtual_workers": config.virtual_workers}
-        optional = {"samples": config.samples}
+        optional = {"samples": config.samples, "commit_every": config.commit_every}
         if self.checkpoint is not None:
             counts["keep"] = self.checkpoint.keep
             optional["every_steps"] = self.checkpoint.every_steps

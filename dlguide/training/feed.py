@@ -66,13 +66,13 @@ class ArrayFeed:
             found = f"{data.train_labels[wrong[0]]} for training sample {wrong[0]}"
             require(False, "data", f"have labels {check[1]} for this model", found)
 
-    def steps(self, epoch: int) -> list[RankShard]:
-        """The samples of this rank in each step of an epoch."""
-        return self._order(epoch=epoch)
+    def steps(self, epoch: int, used: int = 0) -> list[RankShard]:
+        """The samples of this rank in each step of an epoch, after those that were used."""
+        return self._order(epoch=epoch, used=used)
 
-    def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+    def batches(self, epoch: int, first: int = 0, used: int = 0) -> Iterator[Batch]:
         """One batch for every step from `first` on, as an epoch from its start would give."""
-        return iter_batches(self.data, self.steps(epoch), first)
+        return iter_batches(self.data, self.steps(epoch, used), first)
 
     def check(self) -> None:
         """Nothing can have failed."""
@@ -104,13 +104,13 @@ class PipelineFeed:
         self._label_check = check
         self._failure: Exception | None = None
 
-    def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+    def batches(self, epoch: int, first: int = 0, used: int = 0) -> Iterator[Batch]:
         """One batch for every step from `first` on, as an epoch from its start would give."""
-        last, steps = None, self.steps(epoch)
+        last, steps = None, self.steps(epoch, used)
         # A rank without samples in the last step takes an image of the step before it.
         begin = first - 1 if 0 < first < len(steps) and not len(steps[first].indices) else first
         for pipeline, start, end in self._pieces(epoch, begin, len(steps)):
-            with pipeline.epoch(epoch, start) as passing:
+            with pipeline.epoch(epoch, start, used) as passing:
                 for number, part in enumerate(passing.steps[: end - start], start=start):
                     batch = self._next(passing, part) if self._failure is None else None
                     if number < first:
@@ -123,7 +123,9 @@ class PipelineFeed:
 
     def _pieces(self, epoch: int, begin: int, steps: int) -> list[tuple[Pipeline, int, int]]:
         """The pipelines of an epoch from a step on: before and after augmentation ends."""
-        split = steps if self._plain is None else self._plain_step - epoch * steps
+        split = steps
+        if self._plain is not None:  # in whole epochs; of this one `steps` are left
+            split += self._plain_step - (epoch + 1) * len(self.pipeline.steps(0))
         split = min(max(split, begin), steps)
         pieces = [(self.pipeline, begin, split), (self._plain, split, steps)]
         return [(one, start, end) for one, start, end in pieces if one is not None and start < end]

@@ -18,7 +18,7 @@ from dlguide.data.datasets import Dataset
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.errors import require
 from dlguide.measure import TrainingResult
-from dlguide.training.checkpoint import Saver
+from dlguide.training.checkpoint import ResumePoint, Saver
 from dlguide.training.config import (
     CheckpointConfig,
     FitConfig,
@@ -115,6 +115,7 @@ def fit(
                 trainer.train_epoch(epoch)
                 trainer.end_epoch(epoch)
             trainer.evaluate_finished()
+        trainer.finish()
         return trainer.result()
 
 
@@ -233,18 +234,24 @@ class Trainer:
 
     def train_epoch(self, epoch: int) -> None:
         """Take the steps of one epoch, each as soon as the one before is done; collective."""
-        shards = self.feed.steps(epoch)
-        at = self.start.step if epoch == self.start.epoch else 0
+        start = self.start if epoch == self.start.epoch else ResumePoint()
+        # Of the steps before `first` other ranks may have divided the samples, `used` of them.
+        at, first, used = start.step, start.begun_step, start.begun_samples
+        shards = self.feed.steps(epoch, used)
+        steps = first + len(shards)
         if at == 0:
             self.sums = np.zeros(1 + len(self.metrics))
-            self.workers.begin_epoch(self.job.config.seed, epoch * len(shards))
-        batches = self.feed.batches(epoch, at)
-        progress = _Progress(self.on_result, epoch + 1, self.job.epochs, len(shards))
-        progress.done_here = sum(len(shard.indices) for shard in shards[:at])
-        for until in self.saver.stops(at, len(shards)):
+            self.workers.begin_epoch(self.job.config.seed, epoch * steps)
+        elif start.anew:
+            self.workers.begin_epoch(self.job.config.seed, start.done)
+        batches = self.feed.batches(epoch, at - first, used)
+        progress = _Progress(self.on_result, epoch + 1, self.job.epochs, steps)
+        progress.done_here = sum(len(shard.indices) for shard in shards[: at - first])
+        progress.done_here += used * (self.comm.rank == 0)  # as in the sums
+        for until in self.saver.stops(at, steps):
             with self.clock.phase("train"):
                 begin = perf_counter()
-                for number, shard in enumerate(shards[at:until], start=at + 1):
+                for number, shard in enumerate(shards[at - first : until - first], start=at + 1):
                     batch = next(batches)
                     ready = perf_counter()
                     numbers = np.asarray(self.workers.step()(*batch)).astype(np.float64)
@@ -259,14 +266,16 @@ class Trainer:
                     progress(number, shard, self.sums[0], end)
                     self.monitor.after(loss, epoch + 1, number)
                 self.feed.check()
-                if until == len(shards):
+                if until == steps:
                     self.summed = self.comm.allreduce_sum(self.sums.tolist())
                     self.workers.end_epoch()  # batch normalisation saw each worker's images only
                 self.monitor.settle()
-            if until < len(shards):
+            if until < steps:
                 with self.clock.phase("checkpoint"):
                     losses = (*self.start.losses, *self.loss)
-                    self.saver.save_within(epoch, until, len(self.step_s), self.sums, losses)
+                    samples = used + sum(shard.global_size for shard in shards[: until - first])
+                    done = len(self.step_s)
+                    self.saver.save_within(epoch, until, done, self.sums, losses, samples)
             at = until
 
     def end_epoch(self, epoch: int) -> None:
@@ -276,10 +285,16 @@ class Trainer:
         for name, value in zip(self.metrics, sums, strict=True):
             self.train_metrics.setdefault(name, []).append(value)
         self._evaluate()
-        if self.job.checkpoint is not None:
+        if self.saver.saves:
             with self.clock.phase("checkpoint"):
                 losses = (*self.start.losses, *self.loss)
                 self.saver.save(epoch + 1, len(self.step_s), self.monitor.rate(), losses)
+
+    def finish(self) -> None:
+        """Wait for the last checkpoint; collective."""
+        if self.job.checkpoint is not None and self.job.checkpoint.asynchronous:
+            with self.clock.phase("checkpoint"):
+                self.saver.finish()
 
     def evaluate_finished(self) -> None:
         """Evaluate the weights of a finished checkpoint, after which nothing was trained."""

@@ -66,9 +66,7 @@ class VirtualWorkers:
         """Set the moving averages of every worker to the mean over all workers; collective."""
         variables = [self._state[number] for number in self._averages]
         if self.count > 1:
-            for number, variable in zip(self._averages, variables, strict=True):
-                left = [left[number] for left in self.left]
-                variable.assign(np.mean(left, axis=0, dtype=np.float64).astype(left[0].dtype))
+            self._join(self.left)
         self.comm.allreduce_mean(variables)
         for left in self.left:
             for number, variable in zip(self._averages, variables, strict=True):
@@ -91,6 +89,18 @@ class VirtualWorkers:
         self.left = [list(arrays) for arrays in states]
         for variable, value in zip(self._state, self.left[0], strict=True):
             variable.assign(value)
+
+    def take_over(self, states: Sequence[Sequence[np.ndarray]]) -> None:
+        """Set every worker to the mean of what other workers, of all ranks, have left."""
+        self.restore_states([states[0]] * self.count)
+        self._join(states)
+        self.left = [self._copies() for _ in range(self.count)]
+
+    def _join(self, states: Sequence[Sequence[np.ndarray]]) -> None:
+        for number in self._averages:
+            left = [state[number] for state in states]
+            mean = np.mean(left, axis=0, dtype=np.float64)
+            self._state[number].assign(mean.astype(left[0].dtype))
 
     def _copies(self) -> list[np.ndarray]:
         return [np.asarray(variable).copy() for variable in self._state]
@@ -179,17 +189,17 @@ class VirtualWorkersFeed:
     def __init__(self, feeds: Sequence[ArrayFeed | PipelineFeed]) -> None:
         self.feeds, self.samples = list(feeds), feeds[0].samples
 
-    def steps(self, epoch: int) -> list[RankShard]:
+    def steps(self, epoch: int, used: int = 0) -> list[RankShard]:
         """The samples of this rank, all its workers together, in each step of an epoch."""
-        together = zip(*(feed.steps(epoch) for feed in self.feeds), strict=True)
+        together = zip(*(feed.steps(epoch, used) for feed in self.feeds), strict=True)
         return [
             RankShard(np.concatenate([part.indices for part in parts]), parts[0].global_size)
             for parts in together
         ]
 
-    def batches(self, epoch: int, first: int = 0) -> Iterator[tuple[Batch, ...]]:
+    def batches(self, epoch: int, first: int = 0, used: int = 0) -> Iterator[tuple[Batch, ...]]:
         """The batches of all workers for every step."""
-        return zip(*(feed.batches(epoch, first) for feed in self.feeds), strict=True)
+        return zip(*(feed.batches(epoch, first, used) for feed in self.feeds), strict=True)
 
     def check(self) -> None:
         """Fail on all ranks if one of them could not use its data; all must call it."""

@@ -272,14 +272,14 @@ class Pipeline:
             "source": f"{self.source.count} samples, {self.source.checksum():08x}",
         }
 
-    def steps(self, epoch: int = 0) -> list[RankShard]:
+    def steps(self, epoch: int = 0, used: int = 0) -> list[RankShard]:
         """Return which samples this rank uses in each step, equally many on every rank."""
         return epoch_batches(
             self.samples, self.batch_per_rank, self.rank, self.ranks, epoch, self.seed,
-            self.shuffle, self.order,
+            self.shuffle, self.order, used,
         )  # fmt: skip
 
-    def epoch(self, epoch: int = 0, first_step: int = 0) -> Epoch:
+    def epoch(self, epoch: int = 0, first_step: int = 0, used: int = 0) -> Epoch:
         """Iterate over an epoch's batches.
 
         The rest of an epoch is what a whole one would have given from that step on; the samples
@@ -288,6 +288,7 @@ class Pipeline:
         Args:
             epoch: number of the epoch, from 0.
             first_step: step to begin with, from 0.
+            used: samples of it that other ranks have used, as in `epoch_batches` (count).
 
         Returns:
             Epoch: an iterator, to be closed or used in a `with` where it is not read to its end.
@@ -295,7 +296,7 @@ class Pipeline:
         Raises:
             ValueError: when there is no such step.
         """
-        steps = self.steps(epoch)
+        steps = self.steps(epoch, used)
         require_count(first_step, "first_step", least=0)
         must = f"be at most the {len(steps)} steps of an epoch"
         require(first_step <= len(steps), "first_step", must, first_step)
