@@ -21,7 +21,6 @@ import select
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -291,8 +290,8 @@ class Box:
         """Measure the link from the first host to the second with TCP, without MPI.
 
         Returns:
-            LinkSpeed: half of the median round trip of a byte, and the rate at which data came in
-            the last three quarters of 0.3 s.
+            LinkSpeed: half of the median round trip of a byte, and the rate of the data that are sent
+            in 0.5 s, without those that may pass at once.
 
         Raises:
             RuntimeError: if the box is closed, or the hosts do not reach each other.

@@ -1,6 +1,6 @@
 """The program inside a box: it makes the hosts, joins them, and ends them all.
 
-`dlguide.cluster.box` starts `switch FOLDER HOSTS WAY SEGMENTS` in namespaces of its own. The program
+`dlguide.cluster.box` starts `switch FOLDER HOSTS WAY SEGMENTS` in its own namespaces. The program
 prints the process of each host, then reads settings of the links from its standard input, a line of
 JSON each, and answers with a line. The input ends when the box is closed or its program is gone,
 also by SIGKILL: then everything that runs in the hosts is killed, and the folder is removed.
@@ -39,7 +39,8 @@ ETH_P_ALL, SOL_PACKET, PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 3, 263, 15, 23
 VNET_HDR = 10  # bytes that the kernel puts before a frame: it may hold many segments
 LARGEST, BUFFER = 1 << 17, 1 << 25
 UP_S = 10.0
-PORT, ECHOES, FLOOD_S = 7100, 201, 0.3
+PORT, ECHOES, FLOOD_S = 7100, 201, 0.5
+SMALLEST_BURST = 32 << 10  # bytes that may pass a link at once
 UNLIMITED = 1e11  # bits/s, more than a processor forwards
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -133,7 +134,7 @@ def wait_until_up(hosts: dict[int, int]) -> None:
 def bucket(bits_per_s: float | None) -> str:
     """Return tbf's options for a rate: half a millisecond may pass at once, at least 32 KiB."""
     bits_per_s = bits_per_s or UNLIMITED
-    burst = max(32 << 10, int(bits_per_s / 8 * 0.0005))
+    burst = max(SMALLEST_BURST, int(bits_per_s / 8 * 0.0005))
     queue = max(512 << 10, int(bits_per_s / 8 * 0.05))
     return f"tbf rate {bits_per_s:.0f}bit burst {burst} limit {queue}"
 
@@ -286,20 +287,19 @@ def switch(folder: Path, count: int, way: str, gso: bool) -> None:
 
 
 def answer(own: str) -> None:
-    """Return single bytes, then take what comes: print how fast it came (bits/s)."""
+    """Return single bytes, then take what comes: print its rate without the bucket (bits/s)."""
     with socket.create_server((own, PORT)) as server:
         print("ready", flush=True)
         link, _ = server.accept()
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for _ in range(ECHOES):
         link.send(link.recv(1))
-    times, sizes = [], []
+    # nothing is under way now: the data cannot be counted faster than the link lets them through
+    begin, received = time.perf_counter(), 0
     while size := len(link.recv(1 << 20)):
-        times.append(time.perf_counter())
-        sizes.append(size)
-    # from the middle of the first half on: before it the bucket is full and TCP begins
-    first = next(i for i, t in enumerate(times) if t >= times[0] + 0.25 * (times[-1] - times[0]))
-    print(8 * sum(sizes[first + 1 :]) / (times[-1] - times[first]), flush=True)
+        received += size
+        end_s = time.perf_counter()
+    print(8 * (received - SMALLEST_BURST) / (end_s - begin), flush=True)
 
 
 def ask(other: str) -> None:
