@@ -290,8 +290,8 @@ class Box:
         """Measure the link from the first host to the second with TCP, without MPI.
 
         Returns:
-            LinkSpeed: half of the median round trip of a byte, and the rate of the data that are sent
-            in 0.5 s, without those that may pass at once.
+            LinkSpeed: half of the median round trip of a byte, and the rate of what is sent in half
+            a second, without the bytes that may pass at once.
 
         Raises:
             RuntimeError: if the box is closed, or the hosts do not reach each other.
