@@ -177,6 +177,9 @@ class Allocation:
         address = LOOPBACK if self.nodes == 1 else reachable_address()
         return [f"--ip={address}", f"--location={address}"]
 
+    def prepare(self, engines: Mapping[str, Any]) -> None:
+        """Do what engines need to reach the controller, whose sockets are in `engines`: nothing."""
+
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Let the ranks talk over the network where there are several nodes."""
         own = dict(env)

@@ -19,11 +19,13 @@ from filelock import FileLock, Timeout
 
 from dlguide.cluster import processes
 from dlguide.cluster import rank as rank_side
+from dlguide.cluster.box import Box
 from dlguide.cluster.environment import (
     BEATS,
     ENCRYPTED,
     ENGINE,
     MODULE,
+    Allocation,
     checked_environment,
     find_allocation,
     rank_environment,
@@ -39,6 +41,7 @@ from dlguide.machine import describe, threads
 START_S = 60.0
 PATIENCE_S = 2.0  # then a call says that it waits for another notebook
 CONNECTION = "security/ipcontroller-dlguide-client.json"
+ENGINES = "security/ipcontroller-dlguide-engine.json"  # written after that
 
 
 class Cluster:
@@ -69,6 +72,8 @@ class Cluster:
         mpi: "mpich", "openmpi" or "intel", which `make mpis` installs; None for the MPI of the
             environment. Horovod is built for MPICH and runs on Intel MPI too; under Open MPI the
             ranks have mpi4py and `dlguide.collectives`.
+        hosts: the hosts of `dlguide.cluster.box`, which get equal blocks of ranks, by default one
+            each. They share this machine's cores, and may have more ranks than these.
 
     Raises:
         ValueError: if there are more ranks than cores and `oversubscribe` is False, if tuned=True
@@ -92,11 +97,14 @@ class Cluster:
         environment: Mapping[str, str] | None = None,
         inside: str | bool | None = None,
         mpi: str | None = None,
+        hosts: Box | None = None,
     ) -> None:
-        self.allocation = find_allocation(inside)
+        self.allocation = find_allocation(inside) if hosts is None else _allocation(hosts, inside)
         if mpi is not None:
             then = "Load that MPI's module in the job and leave `mpi` out."
             require(inside is None, "mpi", "be None with `inside`", mpi, then)
+            then = "MPICH's mpiexec starts the ranks of several hosts: leave `mpi` out."
+            require(hosts is None, "mpi", "be None with `hosts`", mpi, then)
             self.mpi = find_mpi(mpi)
         self.tuned = ""
         if isinstance(ranks, threads.ThreadPlan):
@@ -104,7 +112,8 @@ class Cluster:
         else:
             per_node = self.allocation.ranks_per_node(ranks, oversubscribe)
             cores = self.allocation.cores_per_node
-            self.plan, self.tuned = default_plan(per_node, oversubscribe, tuned, cores)
+            shared = oversubscribe or hosts is not None
+            self.plan, self.tuned = default_plan(per_node, shared, tuned, cores)
         self.ranks = self.plan.ranks * self.allocation.nodes
         named = self.mpi.environment() if self.mpi else {}
         self.environment = named | checked_environment(environment, self.plan)
@@ -193,7 +202,8 @@ class Cluster:
         self.children.append(start_watchdog(self.name, self.folder))
         controller = [*MODULE, "ipyparallel.controller", *where]
         self._spawn([*controller, *self.allocation.listening(), *BEATS], env)
-        self._wait_for(lambda: _complete(self.folder / CONNECTION), "the controller")
+        self._wait_for(lambda: _complete(self.folder / ENGINES), "the controller")
+        self.allocation.prepare(json.loads((self.folder / ENGINES).read_text()))
         processes.remove_orphaned_shared_memory()
         self._spawn([*launcher, "-n", str(self.ranks), *ENGINE, "--mpi", *where], env)
         self.client = ipyparallel.Client(str(self.folder / CONNECTION), timeout=START_S)
@@ -367,6 +377,14 @@ class Cluster:
             cpus = ", ".join(map(str, each["cpus"]))
             lines.append(f"{each['rank']:5}  {each['pid']:7}  {each['threads']:7}  {cpus}")
         return "\n".join(lines)
+
+
+def _allocation(hosts: Box, inside: str | bool | None) -> Allocation:
+    """Return the hosts of a box as what ranks are started on."""
+    then = "Write `with box.hosts(2) as hosts: Cluster(hosts=hosts)`."
+    require(isinstance(hosts, Box), "hosts", "be the hosts of a box", hosts, then)
+    require(not inside, "inside", "be None with `hosts`", inside, "Leave one of the two out.")
+    return hosts.allocation()
 
 
 def default_plan(

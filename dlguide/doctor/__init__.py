@@ -31,6 +31,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("Disk", host.disk),
     ("Home", host.home),
     ("Loopback", host.loopback),
+    ("Hosts in a box", host.hosts_in_a_box),
     ("Data", host.data_files),
     ("Leftovers", host.leftovers),
 )
