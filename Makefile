@@ -47,7 +47,7 @@ $(error PART must be lessons, ranks, soak or browser, got $(PART))
 endif
 
 help:           ## list these commands
-	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
 setup: .venv/horovod  ## make .venv: pinned packages, Horovod, a sum on 2 ranks; WHEELHOUSE=FOLDER takes all from there
 
