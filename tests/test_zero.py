@@ -264,7 +264,7 @@ def peak_memory(side, depth):
 
     peak("sgd", 1)  # imports what is imported late
     for stage in (1, 2, 3):
-        for method in zero.STATES:
+        for method in ("sgd", "adam"):
             for prefetch in (False, True):
                 states = zero.memory_bytes(depth * layer_nbytes, comm.size, method, stage)
                 working = zero.working_bytes(layer_nbytes, comm.size, stage, prefetch)
@@ -275,7 +275,7 @@ def peak_memory(side, depth):
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_memory_is_within_five_percent_of_the_formula(tmp_path, ranks):
-    for found in on_ranks(ranks, peak_memory, tmp_path, side=160, depth=24):
+    for found in on_ranks(ranks, peak_memory, tmp_path, side=128, depth=24):
         for *case, ratio in found:
             assert ratio == pytest.approx(1, abs=0.05), case
 
