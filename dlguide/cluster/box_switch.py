@@ -124,7 +124,7 @@ def wait_until_up(hosts: dict[int, int]) -> None:
     """Wait for the links: MPI takes loopback, or aborts, where they are not up yet."""
     deadline = time.monotonic() + UP_S
     for number, pid in hosts.items():
-        state = Path(f"/proc/{pid}/root/sys/class/net/eth0/operstate")
+        state = Path("/proc", str(pid), "root", "sys/class/net/eth0/operstate")
         while (found := state.read_text().strip()) != "up":
             if time.monotonic() > deadline:
                 raise OSError(f"the link of host h{number} is {found} after {UP_S:.0f} s")
