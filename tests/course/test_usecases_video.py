@@ -119,6 +119,14 @@ def test_repeat_and_mean_are_the_last_frame_and_the_average():
     assert np.allclose(baselines.mean(past, 2)[:, 1], past.astype(float).mean(axis=1))
 
 
+def test_the_fitted_blend_finds_the_weights_of_which_clips_are_made():
+    past, moved = RANDOM.uniform(0, 255, (2, 9, 6, 12, 12, 3))
+    true = 0.2 * baselines.repeat(past, 6) + 0.3 * baselines.mean(past, 6) + 0.5 * moved
+    weights = baselines.fit(past, true, moved)
+    assert np.allclose(weights, [0.2, 0.3, 0.5], atol=0.01)
+    assert np.allclose(baselines.fitted(weights, past, moved), true, atol=1)
+
+
 def test_a_clip_of_one_frame_has_no_flow():
     with pytest.raises(ValueError, match=r"2 or more"):
         baselines.flow(NOISE[:, :1], 1)
@@ -251,7 +259,7 @@ def test_rate_stays_and_then_falls_to_almost_nothing():
 
 def made(gan=(25.0, 0.9), trained=True):
     clips = RANDOM.integers(0, 256, (4, 6, 32, 32, 3)).astype(np.uint8)
-    names = ("past", "truth", "repeat", "mean", "flow", "GAN")
+    names = ("past", "truth", "repeat", "mean", "flow", "fitted", "GAN")
     scores = {
         "repeat": results.Score((20.0,) * 6, (0.7,) * 6),
         "mean": results.Score((19.0,) * 6, (0.8,) * 6),

@@ -156,7 +156,10 @@ EXERCISES = {
             "15.5 GB": ("A", "What does an optimizer store, and on which GPU is it?"),
             "2.8 times": ("E", "Which part of a step takes longer the more GPUs there are?"),
             "darker": ("B", "What is left of the edges when a picture gets darker?"),
-            "blur": ("F", "Which single picture has the smallest error if two futures may come?"),
+            "blur": (
+                "F",
+                "Speed and dashes follow from the past: what does a longer training change?",
+            ),
             "held out": ("D", "What do two clips of one drive have in common?"),
         },
         remark="Three of them explain the guide's tables; none needs a GPU to be understood.",

@@ -1,9 +1,10 @@
-"""Baselines: predictors of frames that learn nothing, which a net must beat.
+"""Baselines: predictors of frames without a net, which a net must beat.
 
 repeat    the last frame again and again
 mean      the mean of the past frames
 flow      the last frame, moved on as the past frames moved
 blend     half flow, half mean
+fitted    repeat, mean and flow with weights fitted to training clips (`fit`, `fitted`)
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from dlguide.errors import require, require_count
 # pixels without any edge where they are.
 _WINDOW, _PASSES, _STILL = 4.0, 6, 10.0
 _GREY = np.array([0.299, 0.587, 0.114])
+# Of `fit`: pixels of the Gaussian window that shares clips between places, at 32 rows, and the
+# share of the trace that is added to the diagonal.
+_PLACES, _RIDGE = 1.5, 1e-5
 
 
 def repeat(past: ArrayLike, after: int) -> np.ndarray:
@@ -54,6 +58,46 @@ def flow(past: ArrayLike, after: int) -> np.ndarray:
 def blend(past: ArrayLike, after: int) -> np.ndarray:
     """Predict the mean of `flow` and `mean`: where they disagree, half of either."""
     return (flow(past, after) + mean(past, after)) / 2
+
+
+def fit(past: ArrayLike, future: ArrayLike, moved: ArrayLike) -> np.ndarray:
+    """Fit the weights of `repeat`, `mean` and `flow` to training clips, by least squares.
+
+    For each future frame and each place, with the three predictions x and the true value y, both
+    summed over clips, colours and the neighbouring places,
+
+        (sum of x x^T) w = sum of x y
+
+    Args:
+        past: shape (clips, frames, rows, columns, 3).
+        future: the true frames, likewise.
+        moved: the frames that `flow` predicts for them.
+
+    Returns:
+        Weights of shape (future frames, rows, columns, 3).
+    """
+    from scipy.ndimage import gaussian_filter
+
+    products, right = 0.0, 0.0
+    for seen, true, guess in zip(_clips(past), _clips(future), _clips(moved), strict=True):
+        x = _terms(seen[None], guess[None])[0]
+        products = products + np.einsum("tyxci,tyxcj->tyxij", x, x)
+        right = right + np.einsum("tyxci,tyxc->tyxi", x, true)
+    sigma = _PLACES * right.shape[1] / 32
+    products = gaussian_filter(products, sigma, axes=(1, 2))
+    right = gaussian_filter(right, sigma, axes=(1, 2))
+    ridge = _RIDGE * np.trace(products, axis1=-2, axis2=-1)[..., None, None] * np.eye(3)
+    return np.linalg.solve(products + ridge, right[..., None])[..., 0]
+
+
+def fitted(weights: ArrayLike, past: ArrayLike, moved: ArrayLike) -> np.ndarray:
+    """Predict the sum of `repeat`, `mean` and `flow`, with the weights of `fit`."""
+    return np.einsum("ntyxci,tyxi->ntyxc", _terms(_clips(past), _clips(moved)), weights)
+
+
+def _terms(past: np.ndarray, moved: np.ndarray) -> np.ndarray:
+    after = moved.shape[1]
+    return np.stack([repeat(past, after), mean(past, after), moved], axis=-1)
 
 
 def motion(frames: ArrayLike) -> np.ndarray:

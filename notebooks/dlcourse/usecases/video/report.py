@@ -142,7 +142,7 @@ def judge(truth: np.ndarray, predicted: np.ndarray) -> Score:
 
     PSNR = 10 log10(255^2 / mean squared error): 20 dB are an error of a tenth of the range, 40 dB
     of a hundredth. SSIM compares means, variances and covariance in windows of 11 x 11 pixels; a
-    blurred edge costs little in PSNR and much in SSIM, a darker picture the reverse.
+    darker picture costs much in PSNR and little in SSIM; blur and noise cost both.
 
     Args:
         truth: uint8, shape (clips, frames, rows, columns, 3).
@@ -209,8 +209,8 @@ def examples(
     return {name: frames[chosen] for name, frames in every.items()}
 
 
-# Rows of the pictures; the mean of the past is in the numbers only.
-ROWS = ("truth", "repeat", "flow", GAN)
+# Rows of the pictures; the other predictors are in the numbers only.
+ROWS = ("truth", "flow", "fitted", GAN)
 
 
 def write(outcomes: Sequence[Outcome], folder: str | os.PathLike) -> tuple[Path, ...]:
@@ -257,6 +257,7 @@ def frame_scores(outcome: Outcome) -> dict[str, tuple[tuple[float, ...], tuple[f
 
 _FLOAT = 4  # bytes of a number in float32
 _COPIES = 4  # weight, gradient and Adam's two moments
+_D_CALLS = 4  # of the discriminator in a step: true, generated, between them, for the generator
 _GUIDE = "guide 6.1"
 _SINGLE_GB = 15.5  # guide 6.1, Table 3, third row: memory in use on a single P100
 
@@ -310,6 +311,21 @@ class GuideCase:
     def through_first_nbytes(self) -> int:
         """Bytes through GPU 0 in a step: weights to the others, their gradients back."""
         return 2 * (self.gpus - 1) * self.nbytes
+
+    @property
+    def moved(self) -> dict[str, int]:
+        """Bytes that GPU 0 sends and receives in a step, by how the nets are exchanged.
+
+        NCCL's broadcast and reduction pass data from GPU to GPU, so that GPU 0 sends and receives
+        each net once. FutureGAN's published code calls the generator once in a step and the
+        discriminator four times, and each call copies its net anew.
+        """
+        calls = _FLOAT * (self.generator + _D_CALLS * self.discriminator)
+        return {
+            "NCCL, each net once": 2 * self.nbytes,
+            "copies, each net once": self.through_first_nbytes,
+            "copies, at each call": 2 * (self.gpus - 1) * calls,
+        }
 
 
 def guide() -> GuideCase:
@@ -374,7 +390,6 @@ def _speed(theirs: GuideCase, speedup: Speedup | None) -> Finding:
 
 def _cause(theirs: GuideCase, ours: Outcome, speedup: Speedup | None) -> Finding:
     share = theirs.added_s * theirs.steps / (3600 * theirs.many_h)
-    speed = theirs.through_first_nbytes / theirs.added_s
     link = costs.link("NVLink 1").bytes_per_s
     shown = f"{1e-6 * ours.nbytes:.3g} MB of gradients a step"
     if speedup is not None:
@@ -385,11 +400,13 @@ def _cause(theirs: GuideCase, ours: Outcome, speedup: Speedup | None) -> Finding
         "are no share of one GPU's work",
         f"{_GUIDE}.4, Tables 2 and 4",
         shown,
-        f"At least {1e-9 * theirs.through_first_nbytes:.1f} GB pass GPU 0 in a step, more where a "
-        f"net is called more than once. In the {theirs.added_s:.2f} s a step that were added that "
-        f"is {1e-9 * speed:.0f} GB/s; one NVLink one way has {1e-9 * link:.0f}, and would take "
-        f"{theirs.through_first_nbytes / link / theirs.added_s:.0%} of that time. So copies one "
-        "after the other are consistent with it; they were not measured.",
+        f"{theirs.added_s:.2f} s were added to each step. Over one NVLink one way "
+        f"({1e-9 * link:.0f} GB/s) the exchange through GPU 0 takes, depending on how it is made: "
+        + "; ".join(
+            f"{name}: {1e-9 * nbytes:.1f} GB, {nbytes / link:.2f} s"
+            for name, nbytes in theirs.moved.items()
+        )
+        + ". So bytes alone do not decide; nothing of it was measured.",
     )
 
 
@@ -424,7 +441,8 @@ def _memory(theirs: GuideCase, ours: Outcome) -> Finding:
         f"GPU 0 keeps Adam's moments ({1e-9 * first.state:.1f} GB) and gradients that arrive "
         f"({1e-9 * first.arriving:.1f} GB): {1e-9 * more:.1f} of the {1e-9 * found:.1f} GB. "
         "The rest (all clips, gathered frames, what the allocator keeps) is not stated. A single "
-        f"P100 had ~{_SINGLE_GB} GB too, without anything that arrives: its batch is not stated.",
+        f"P100 had ~{_SINGLE_GB} GB too, without anything that arrives: of 16 GB, so it may just "
+        "have been full.",
     )
 
 
@@ -457,8 +475,8 @@ def _quality(ours: Outcome) -> Finding:
         f"{_GUIDE}.4",
         f"PSNR {own.mean_psnr:.2f} dB ({gain_db:+.2f} against {best['psnr']}), SSIM "
         f"{own.mean_ssim:.3f} ({gain:+.3f} against {best['ssim']}), on drives held out",
-        "A net has learnt something only where it beats what needs no learning: here it does."
+        "A net is worth its training where it beats what needs no net: here it does."
         if better
-        else "A net has learnt something only where it beats what needs no learning: here it does "
-        "not yet. Train longer, on more drives.",
+        else "A net is worth its training where it beats what needs no net: here it does not yet. "
+        "Train longer, on more drives.",
     )

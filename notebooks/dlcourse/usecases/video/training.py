@@ -237,6 +237,8 @@ def train(
     }
     predicted["flow"] = test_guess  # known already, and so is half of the blend
     predicted["blend"] = shown((test_guess.astype(float) + predicted["mean"]) / 2)
+    weights = baselines.fit(found.past, found.future, guess)
+    predicted["fitted"] = shown(baselines.fitted(weights, found.test_past, test_guess))
     predicted[GAN] = in_parts(
         comm, (found.test_past, test_guess), lambda *two: infer(growing.generator, *two)
     )
@@ -303,7 +305,8 @@ def rehearse(
     work.disk_nbytes += 3 * max(sizes, default=0)
     predict = partial(infer, growing.generator, past, guess)
     work.repeat("predictions", test_clips / (comm.size * mine), predict)
-    scored = len(baselines.PREDICTORS) + 1
+    work.repeat("fit", train_clips / mine, partial(baselines.fit, past, future, guess))
+    scored = len(baselines.PREDICTORS) + 2  # the fitted blend and the GAN
     work.repeat("scores", scored * test_clips / mine, partial(judge, future, guess))
     # past, guess and future of all clips, and once all frames
     work.cache_nbytes += clip[0].nbytes * (clips * (one + data.AFTER) + frames)
