@@ -13,8 +13,11 @@ from dlcourse.usecases.imagenet.training import (
     OPTIONS,
     build_net,
     by_size,
+    by_view,
     check,
+    final_weights,
     rehearse,
     step,
     train,
+    with_averages_of_whole,
 )
