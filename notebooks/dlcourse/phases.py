@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from time import perf_counter
 
 import numpy as np
@@ -75,7 +76,11 @@ def from_steps(step_s: Sequence[float], images: int) -> StartUp:
 
 
 def load_by_phase(record: Utilisation, runs: Sequence[TrainingResult]) -> dict[str, float]:
-    """Return the mean load of all cores in each phase of a training (percent)."""
+    """Return the mean load of all cores in each phase of a training (percent).
+
+    "idle" has only samples that lie wholly between a mark "idle" and the next mark. What lies
+    neither there nor in a phase, such as starting a call on the ranks, counts nowhere.
+    """
     require(len(record.time_s) > 0, "record", "hold at least one sample", 0, "Wait longer.")
     spans = sorted(
         (run.started_unix_s - record.started_unix_s + begin,
@@ -83,14 +88,19 @@ def load_by_phase(record: Utilisation, runs: Sequence[TrainingResult]) -> dict[s
         for run in runs
         for name, begin, end in run.phases
     )  # fmt: skip
+    marks = [*record.marks, (record.time_s[-1], "end")]
+    idle = [(at, after) for (at, name), (after, _) in pairwise(marks) if name == "idle"]
     spent: dict[str, list[float]] = {name: [0.0, 0.0] for _, _, name in spans}
     spent["idle"] = [0.0, 0.0]
-    before = 0.0
+    start = 0.0
     for end, busy in zip(record.time_s, record.busy, strict=True):
-        middle, length, before = (before + end) / 2, end - before, end
-        phase = next((name for begin, stop, name in spans if begin <= middle < stop), "idle")
-        spent[phase][0] += length * sum(busy) / len(busy)
-        spent[phase][1] += length
+        begin, middle, start = start, (start + end) / 2, end
+        phase = next((name for at, stop, name in spans if at <= middle < stop), None)
+        if phase is None and any(at <= begin and end <= after for at, after in idle):
+            phase = "idle"
+        if phase is not None:
+            spent[phase][0] += (end - begin) * sum(busy) / len(busy)
+            spent[phase][1] += end - begin
     return {name: load / length for name, (load, length) in spent.items() if length > 0}
 
 

@@ -5,6 +5,7 @@ Tests dlcourse.phases and the tables first_batches and batch_log_p100.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -120,6 +121,7 @@ RECORD = Utilisation(
     (0, 1),
     (1.0, 2.0, 4.0, 5.0, 6.0),
     ((0.0, 0.0), (100.0, 50.0), (100.0, 100.0), (20.0, 20.0), (4.0, 0.0)),
+    ((0.0, "idle"), (1.0, "warm"), (4.5, "idle")),
 )
 
 
@@ -132,6 +134,13 @@ def test_samples_count_for_the_phase_in_their_middle_and_by_their_length():
     assert phases.load_by_phase(RECORD, [run]) == pytest.approx(
         {"train": (75 + 2 * 100) / 3, "evaluate": 20.0, "idle": (0 + 2) / 2}
     )
+
+
+def test_only_whole_samples_between_the_mark_idle_and_the_next_are_idle():
+    marks = ((0.0, "cold"), (1.5, "idle"), (5.5, "warm"))
+    record = replace(RECORD, marks=marks)
+    assert phases.load_by_phase(record, []) == pytest.approx({"idle": (2 * 100 + 20) / 3})
+    assert phases.load_by_phase(replace(RECORD, marks=()), []) == {}
 
 
 def test_two_trainings_share_their_phases_and_no_time_is_idle_when_there_is_none():

@@ -632,6 +632,8 @@ def test_efficiencies_are_shares_of_the_speed_up_from_the_first_point():
     assert list(named_lines(first)["x"]) == [1.0, 3.5 / 4]
     assert list(named_lines(second)["y"]) == [1.0, 0.75]
     assert first.get_ylim()[0] == 0
+    cut = pictures.efficiencies({"A": {"x": {4: 1.0, 16: 3.5}}}, least=0.5)
+    assert cut.axes[0].get_ylim()[0] == 0.5
     assert "A: efficiency (1 = no loss) against GPUs; x: 1 at 4, 0.875 at 16" in words(figure)
     assert second.get_xlabel() == "GPUs"
 

@@ -56,6 +56,10 @@ def test_links_draw_each_link_and_the_ring_over_them():
     assert len(dashed) == 8
     assert texts(axes).count("100") == 8
     assert texts(axes).count("50") == 8
+    left, right = pictures.links(gpu_topology.DGX_1, range(8), ring.order).axes
+    dotted = [[line.get_linestyle() for line in each.lines].count(":") for each in (left, right)]
+    missing = sum(not gpu_topology.bandwidth(gpu_topology.DGX_1, k, (k + 1) % 8) for k in range(8))
+    assert dotted == [missing, 0]
 
 
 def test_systolic_picture_shows_products_and_results():

@@ -46,7 +46,7 @@ FAIR = {  # claim: letter, number, what to say of another, {what to say of a num
     "60.6x": ("C", 4 * 60.6, "What is 1.0 in that table?",
         {"That is the efficiency over a node. Times one GPU is asked for.": 60.6 / 64,
          "That counts in nodes of four GPUs.": 60.6}),
-    "29.4x": ("D", 148.27 / 6.60, "It is about a whole training. What does the clock say?",
+    "29.4x": ("D", 148.27 / 6.57, "It is about a whole training. What does the clock say?",
         {"That is the throughput. How many hours did each take?": UPS[1]}),
 }  # fmt: skip
 ANSWERS = {claim: (letter, number) for claim, (letter, number, *_) in FAIR.items()}
@@ -213,7 +213,8 @@ EXERCISES = {
             "A server answers every process, with the part of the weights that it holds.":
                 lambda way, p, *rest: busiest(way, p if way == "allreduce" else 1, *rest),
         },
-        remark="64 GPUs, 16 nodes with a server each: 102e6 bytes per step; in a ring 201e6."),
+        remark="64 GPUs, 16 nodes with a server each: 102e6 bytes per step; in a ring 201e6. Per "
+        "network card they are equal: 192e6 (a worker and a server share it) and 201e6."),
     "82-2": Exercise(
         without_first, cases=FIRSTS,
         hint="How long did all batches take together? And all but one?",

@@ -46,8 +46,10 @@ def batch_seconds(rows: Sequence[Mapping[str, Any]]) -> Figure:
     return drawn
 
 
-def efficiencies(panels: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Figure:
-    """Draw how much of the ideal speed-up is left as GPUs are added."""
+def efficiencies(
+    panels: Mapping[str, Mapping[str, Mapping[int, float]]], least: float = 0.0
+) -> Figure:
+    """Draw how much of the ideal speed-up is left as GPUs are added; the axis begins at `least`."""
     drawn, grid = figure(columns=len(panels), width=4.6 * len(panels), height=3.6)
     for axes, lines in titled(grid, panels):
         for label, line, look, marker in series(lines):
@@ -57,7 +59,7 @@ def efficiencies(panels: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Fig
         counts = sorted({count for line in lines.values() for count in line})
         log_counts(axes, [count for count in counts if count & (count - 1) == 0], "GPUs", base=2)
         axes.axhline(1.0, color=GREY, linestyle="--", linewidth=1)
-        axes.set_ylim(0.0, 1.1)
+        axes.set_ylim(least, 1.1 - 0.1 * least)
         axes.legend(**PLAIN, loc="lower left")
     grid[0].set_ylabel("efficiency (1 = no loss)")
     return drawn

@@ -105,13 +105,23 @@ def catalogue(processors: Sequence[Any], labels: Mapping[str, str]) -> Figure:
     return drawing
 
 
-def links(graph: Mapping[tuple[int, int], float], ring: Sequence[int] = ()) -> Figure:
-    """Draw devices on a circle and the links between them; a ring through them stands out."""
+def links(graph: Mapping[tuple[int, int], float], *rings: Sequence[int]) -> Figure:
+    """Draw devices on a circle and the links between them; each ring through them has a panel.
+
+    A dotted part of a ring joins two devices that have no link.
+    """
+    summary = "; ".join(f"{a}-{b} {speed / 1e9:g}e9 bytes/s" for (a, b), speed in graph.items())
+    ways = "".join(f" Ring: {', '.join(map(str, ring))}." for ring in rings)
+    alt, panels = f"Graph of links: {summary}.{ways}", max(1, len(rings))
+    drawing, grid = figure(columns=panels, width=5.6 * panels, height=5.2, alt=alt)
+    for axes, ring in zip(grid, rings or [()], strict=True):
+        _links(axes, graph, ring)
+    return drawing
+
+
+def _links(axes: Any, graph: Mapping[tuple[int, int], float], ring: Sequence[int]) -> None:
     everyone = sorted({device for pair in graph for device in pair})
     slowest = min(graph.values())
-    summary = "; ".join(f"{a}-{b} {speed / 1e9:g}e9 bytes/s" for (a, b), speed in graph.items())
-    way = f" Ring: {', '.join(map(str, ring))}." if ring else ""
-    drawing, (axes,) = figure(width=5.6, height=5.2, alt=f"Graph of links: {summary}.{way}")
     axes.set_axis_off()
     axes.set_aspect("equal")
     order = [*ring, *(each for each in everyone if each not in ring)]
@@ -124,13 +134,15 @@ def links(graph: Mapping[tuple[int, int], float], ring: Sequence[int] = ()) -> F
         middle(axes, f"{speed / 1e9:g}", 0.62 * x + 0.38 * u, 0.62 * y + 0.38 * v, 7, zorder=3)
     for a, b in zip(ring, [*ring[1:], *ring[:1]], strict=True):
         (x, y), (u, v) = place[a], place[b]
-        axes.plot([x, u], [y, v], color=ORANGE, linewidth=1.8, linestyle="--", zorder=2)
+        dashes = "--" if (a, b) in graph or (b, a) in graph else ":"
+        axes.plot([x, u], [y, v], color=ORANGE, linewidth=1.8, linestyle=dashes, zorder=2)
     for each, (x, y) in place.items():
         axes.plot([x], [y], "o", markersize=24, color=PAPER, markeredgecolor=GREY, zorder=4)
         middle(axes, str(each), x, y, 10, zorder=5)
-    title = "links in GB/s, both directions" + ("; dashed: the ring" if ring else "")
+    title = "links in GB/s, both directions"
+    if ring:
+        title = f"{title}; dashed: the ring {', '.join(map(str, ring))}\n(dotted: no link)"
     axes.set_title(title, fontsize=9)
-    return drawing
 
 
 def systolic(clocks: Sequence[Any], weights: Sequence[Sequence[int]]) -> Figure:
