@@ -57,7 +57,14 @@ class AdversarialPair:
             optimizer_of = comm.distribute(make(rate))
             optimizer_of.build(net.trainable_variables)
             self.optimizers.append((optimizer_of, net.trainable_variables))
-        self._step = tf.function(self._one_step, jit_compile=False, autograph=False)
+        # one trace for any number of clips
+        past, after = generator.input_shape[0], generator.outputs[0].shape[1]
+        future = (None, after, *past[2:])
+        shapes = [tf.TensorSpec(shape, tf.uint8) for shape in (past, future, future)]
+        self._step = tf.function(
+            self._one_step, jit_compile=False, autograph=False,
+            input_signature=[*shapes, tf.TensorSpec((), generator.outputs[0].dtype)],
+        )  # fmt: skip
 
     @property
     def weights(self) -> list[Any]:
