@@ -538,14 +538,17 @@ def with_averages_of_whole(
         recipe: of the training.
         passes: through the training pictures.
     """
+    import tensorflow as tf
+
     model = build_net(recipe, seed=0)
     model.set_weights(weights[: len(model.weights)])
+    seen = tf.function(lambda pixels: model(pixels, training=True), autograph=False)
     train, _ = data.pipelines(recipe, images)
     whole = train.without_augmentation()
     for epoch in range(passes):
         with whole.epoch(epoch) as batches:
             for pixels, _ in batches:
-                model(pixels, training=True)
+                seen(pixels)
     return model.get_weights()
 
 
