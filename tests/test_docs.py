@@ -94,7 +94,7 @@ def test_commands_named_in_pages_exist():
 
 def refusals():
     """Provoke what the pages tell of, as far as that needs no ranks; give the messages."""
-    from dlguide.cluster import Cluster, batch
+    from dlguide.cluster import Cluster, batch, box
     from dlguide.data import input_pipeline
     from dlguide.machine import imagine, threads
     from dlguide.parallel import compression
@@ -119,6 +119,8 @@ def refusals():
             batch.Profile(scheduler="kubernetes"),
         ),
         lambda: Cluster(inside=True),
+        lambda: box.hosts(10_000),
+        lambda: box.hosts(2),
         lambda: Cluster(inside="lsf"),
         lambda: batch.submit(batch.Job("a.py"), batch.Profile(), "job.sh"),
         lambda: input_pipeline.Pipeline(few, batch_per_rank=8, ranks=2),
