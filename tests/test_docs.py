@@ -120,7 +120,6 @@ def refusals():
         ),
         lambda: Cluster(inside=True),
         lambda: box.hosts(10_000),
-        lambda: box.hosts(2),
         lambda: Cluster(inside="lsf"),
         lambda: batch.submit(batch.Job("a.py"), batch.Profile(), "job.sh"),
         lambda: input_pipeline.Pipeline(few, batch_per_rank=8, ranks=2),
