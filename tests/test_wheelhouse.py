@@ -235,12 +235,12 @@ def test_horovod_of_a_wheelhouse_is_tried_when_the_cache_has_none(tmp_path, monk
     mpicc = install_horovod.find_mpicc()
     key = install_horovod.cache_key(mpicc)
     monkeypatch.delenv("DLGUIDE_WHEELHOUSE", raising=False)
-    assert install_horovod._finished(mpicc) == []
+    assert install_horovod._finished(mpicc, False) == []
     monkeypatch.setenv("DLGUIDE_WHEELHOUSE", str(tmp_path / "wheels"))
     libc = wheelhouse.this_machine()["libc"].replace(" ", "")
     older = wheel(tmp_path / "wheels" / "horovod" / key.replace(libc, "glibc2.28"), "horovod")
     wheel(tmp_path / "wheels" / "horovod" / key.replace("-cp3", "-cp4"), "horovod")
-    assert install_horovod._finished(mpicc) == [older]
+    assert install_horovod._finished(mpicc, False) == [older]
 
 
 # --- make setup --------------------------------------------------------------------------------

@@ -165,8 +165,8 @@ def decoder(
     width, head = net.width, net.width // net.heads
     cos, sin = rotations(net.length, head, "float64" if make.dtype == "float64" else "float32")
 
-    def rotate(x: Any) -> Any:
-        return x * cos + ops.roll(x, head // 2, axis=-1) * sin
+    def rotate(x: Any, scale: float = 1.0) -> Any:
+        return x * (scale * cos) + ops.roll(x, head // 2, axis=-1) * (scale * sin)
 
     def project(x: Any, heads: int, name: str) -> Any:
         shape = (net.length, heads, head)
@@ -193,11 +193,12 @@ def decoder(
         k = project(y, net.key_value_heads // ranks, f"{name}_key")
         v = project(y, net.key_value_heads // ranks, f"{name}_value")
         q, k = (
-            one if one.dtype == v.dtype else ops.cast(one, v.dtype) for one in map(rotate, (q, k))
+            one if one.dtype == v.dtype else ops.cast(one, v.dtype)
+            for one in (rotate(q, head**-0.5), rotate(k))  # Keras' own scale is rounded to float32
         )
         if k.shape[2] == 1 < q.shape[2]:  # Keras repeats them for two groups and more only
             k, v = (ops.repeat(one, q.shape[2], axis=2) for one in (k, v))
-        y = ops.dot_product_attention(q, k, v, scale=head**-0.5, is_causal=True)
+        y = ops.dot_product_attention(q, k, v, scale=1.0, is_causal=True)
         y = make("Reshape", y, (net.length, width // ranks), name=f"{name}_heads")
         x = add(x, y, width, f"{name}_attention")
         y = make("RMSNormalization", x, epsilon=_EPSILON, name=f"{name}_norm2")
