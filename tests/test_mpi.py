@@ -67,8 +67,18 @@ def installed_as(folder, name):
     return place
 
 
+EARLIER = set()  # clusters that another file's tests keep in this process
+
+
+@pytest.fixture(autouse=True)
+def earlier():
+    EARLIER.clear()
+    EARLIER.update(each.cluster for each in ours())
+
+
 def ours():
-    return [each for each in processes.living() if each.owner.startswith(f"{os.getpid()}:")]
+    found = (each for each in processes.living() if each.cluster not in EARLIER)
+    return [each for each in found if each.owner.startswith(f"{os.getpid()}:")]
 
 
 # --- which are there -------------------------------------------------------------------------
