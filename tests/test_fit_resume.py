@@ -198,7 +198,7 @@ def resumed(saves_in):
 @pytest.fixture(scope="module", params=RANKS, ids=lambda ranks: f"{ranks} ranks")
 def results(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(f"resume{request.param}")
-    return on_ranks(request.param, resumed, folder, 280, saves_in=str(folder))
+    return on_ranks(request.param, resumed, folder, 200, saves_in=str(folder))
 
 
 def test_saving_within_epochs_changes_nothing(results):
@@ -385,7 +385,7 @@ def divided_anew(saves_in):
 
 
 def test_2_ranks_then_1_then_2_within_an_epoch_are_the_uninterrupted_steps_to_the_bit(tmp_path):
-    for result in on_ranks(2, divided_anew, tmp_path, 200, saves_in=str(tmp_path)):
+    for result in on_ranks(2, divided_anew, tmp_path, 100, saves_in=str(tmp_path)):
         resumed, by_hand = result["weights"]
         assert resumed == by_hand
         resumed, by_hand = result["losses"]
