@@ -1,0 +1,89 @@
+"""Measure goodput under failures, and compare it with the formula of Young and Daly.
+
+    python benchmarks/goodput.py --keep
+
+Two ranks train the small net of lesson 73 in real processes, of which one is killed after each
+gap of an exponential distribution; `dlguide.cluster.run_script` notices it, and the ranks are
+started again and go on from the last checkpoint. First the parts of the prediction are measured,
+with two kills that are not counted: a step, a checkpoint (which waits on purpose, as on a slow
+file system), and a restart, from the kill to the first new step. Then trainings at three mean
+times between failures, each at Daly's best interval, and at one of them with other intervals.
+The gaps are stratified (`faults.gaps`). Each command trains for at most `--seconds` and
+writes `data/measured/goodput.csv`; with `--keep` it adds to the rows that are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+
+import numpy as np
+
+from dlcourse import faults, measured
+
+SAVE_S, GAPS = 0.25, 8
+# mean time between failures (s), interval as a multiple of Daly's, seed
+PLAN = [(6, 1, 0), (12, 1, 0), (24, 1, 0)]
+PLAN += [(6, times, 0) for times in (0.25, 0.5, 2, 4)]
+PLAN += [(6, 1, 1), (12, 1, 1), (6, 1, 2), (24, 1, 1)]
+
+
+def parts(folder: str) -> tuple[float, float, float]:
+    """Measure a step, a checkpoint and a restart (s): medians of a run with two kills."""
+    run = faults.train(folder, [3.5, 5.0, 5.0], every=150, save_s=SAVE_S, seed=9)
+    return tuple(float(np.median(each)) for each in (run.step_s, run.save_s, run.restart_s[1:]))
+
+
+def row(mtbf_s: float, times: float, seed: int, known: tuple[float, float, float]) -> dict:
+    """Train once, and return a row of the table."""
+    step_s, save_s, restart_s = known
+    every = max(1, round(times * faults.daly(save_s, mtbf_s) / step_s))
+    gaps = faults.gaps(mtbf_s, seed, GAPS)
+    with tempfile.TemporaryDirectory() as folder:
+        run = faults.train(folder, [3.0, *gaps], every, SAVE_S, seed=seed)
+    goodput = run.goodput(step_s)
+    predicted = faults.goodput(every * step_s, save_s, restart_s, mtbf_s)
+    return {
+        "mtbf_s": mtbf_s,
+        "times_daly": times,
+        "seed": seed,
+        "failures": GAPS,
+        "seconds": round(run.deaths[-1] - run.deaths[0], 1),
+        "every_steps": every,
+        "step_s": round(step_s, 5),
+        "save_s": round(save_s, 4),
+        "restart_s": round(restart_s, 3),
+        "steps_saved": run.steps(run.deaths[-1]) - run.steps(run.deaths[0]),
+        "steps_repeated": run.repeated,
+        "goodput": round(goodput, 4),
+        "predicted": round(predicted, 4),
+        "ratio": round(goodput / predicted, 3),
+    }
+
+
+def main() -> None:
+    """Train as long as there is time, and write the table."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--keep", action="store_true", help="add to the rows that are there")
+    options.add_argument("--seconds", type=float, default=255, help="of one command")
+    chosen = options.parse_args()
+    end = time.monotonic() + chosen.seconds
+    table = measured.load("goodput").rows if chosen.keep else []
+    there = {(each["mtbf_s"], each["times_daly"], each["seed"]) for each in table}
+    known = None
+    for mtbf_s, times, seed in PLAN:
+        last_s = 5.0 + GAPS * mtbf_s + (0 if known else 18.0)
+        if (mtbf_s, times, seed) in there or time.monotonic() + last_s > end:
+            continue
+        if known is None:
+            with tempfile.TemporaryDirectory() as folder:
+                known = parts(folder)
+            print("step {:.5f} s, checkpoint {:.3f} s, restart {:.2f} s".format(*known), flush=True)
+        table.append(row(mtbf_s, times, seed, known))
+        print(table[-1], flush=True)
+        measured.write("goodput", table, sorted({each["seed"] for each in table}))
+
+
+if __name__ == "__main__":
+    main()

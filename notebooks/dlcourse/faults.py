@@ -1,0 +1,190 @@
+"""Ranks that are killed on purpose, and what that costs: lesson 73, `benchmarks/goodput.py`.
+
+gaps = faults.gaps(mtbf_s=8.0, seed=0, count=8)
+run = faults.train(folder, gaps, every=100, save_s=0.25)
+run.goodput(step_s), faults.goodput(100 * step_s, save_s, restart_s, 8.0)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from dlguide.data import datasets
+from dlguide.errors import require, require_count, require_positive
+
+NEVER = 1e12  # a time of death that does not come
+STEPS = 10**9
+SAMPLES = 6000
+
+
+# --- formulas ---
+
+
+def young(save_s: float, mtbf_s: float) -> float:
+    """Seconds of work between two checkpoints, to first order (Young 1974)."""
+    return math.sqrt(2 * require_positive(save_s, "save_s") * require_positive(mtbf_s, "mtbf_s"))
+
+
+def daly(save_s: float, mtbf_s: float) -> float:
+    """Seconds of work between two checkpoints, to higher order (Daly 2006)."""
+    if save_s >= 2 * mtbf_s:
+        return mtbf_s
+    x = math.sqrt(save_s / (2 * mtbf_s))
+    return young(save_s, mtbf_s) * (1 + x / 3 + x * x / 9) - save_s
+
+
+def goodput(interval_s: float, save_s: float, restart_s: float, mtbf_s: float) -> float:
+    """Share of the time that becomes work which is kept, for failures without memory (Daly 2006).
+
+    Args:
+        interval_s: work between two checkpoints (s).
+        save_s: time of a checkpoint, in which the training waits (s).
+        restart_s: from a failure until work goes on (s).
+        mtbf_s: mean time between two failures, which may also hit checkpoints and restarts (s).
+    """
+    interval_s, mtbf_s = (
+        require_positive(interval_s, "interval_s"),
+        require_positive(mtbf_s, "mtbf_s"),
+    )
+    segments = math.exp(-restart_s / mtbf_s) / math.expm1((interval_s + save_s) / mtbf_s)
+    return interval_s / mtbf_s * segments
+
+
+# --- failures ---
+
+
+def gaps(mtbf_s: float, seed: int, count: int) -> np.ndarray:
+    """Draw times between failures (s), exponential with mean `mtbf_s`.
+
+    They are stratified: one of each of `count` equal parts of the distribution, in random order.
+    Each has the exponential distribution, and their mean scatters less than that of free draws.
+    """
+    random, count = np.random.default_rng(seed), require_count(count, "count")
+    shares = (random.permutation(count) + random.random(count)) / count
+    return -require_positive(mtbf_s, "mtbf_s") * np.log1p(-shares)
+
+
+def die_at(when: float) -> None:
+    """Kill this process at a time of `time.time()`, from beside whatever it does then."""
+    timer = threading.Timer(max(0.0, when - time.time()), os.kill, (os.getpid(), signal.SIGKILL))
+    timer.daemon = True
+    timer.start()
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a training noted: `begins`, `step` or `saved`; steps done, when (s), ranks (count)."""
+
+    what: str
+    step: int
+    when: float
+    ranks: int
+
+
+@dataclass(frozen=True)
+class FaultyRun:
+    """What was noted in a training, in the order of time; times are from its start on (s)."""
+
+    deaths: tuple[float, ...]
+    events: tuple[Event, ...]
+
+    def steps(self, until: float = math.inf) -> int:
+        """Steps that were saved by then (count)."""
+        held = (each.step for each in self.events if each.what != "step" and each.when <= until)
+        return max(held, default=0)
+
+    @property
+    def repeated(self) -> int:
+        """Steps that were done again because they were lost (count)."""
+        done = [each.step for each in self.events if each.what == "step"]
+        return len(done) - len(set(done))
+
+    @property
+    def save_s(self) -> list[float]:
+        """Times of the checkpoints (s)."""
+        return [now.when - last.when for last, now in pairwise(self.events) if now.what == "saved"]
+
+    @property
+    def restart_s(self) -> list[float]:
+        """Times from the start, or from a failure, until work went on (s)."""
+        begun = [each.when for each in self.events if each.what == "begins"]
+        return [when - max(d for d in (0.0, *self.deaths) if d <= when) for when in begun]
+
+    @property
+    def step_s(self) -> list[float]:
+        """Mean times of a step, of each part of the work that was saved (s)."""
+        means, begun = [], self.events[0]
+        for last, now in pairwise(self.events):
+            if now.what == "saved":
+                means.append((last.when - begun.when) / (last.step - begun.step))
+            if now.what != "step":
+                begun = now
+        return means
+
+    def goodput(self, step_s: float) -> float:
+        """Share of the time from the first failure to the last that became saved steps."""
+        first, last = self.deaths[0], self.deaths[-1]
+        return (self.steps(last) - self.steps(first)) * step_s / (last - first)
+
+
+def train(
+    folder: str | os.PathLike,
+    gaps: Sequence[float] = (),
+    every: int = 100,
+    save_s: float = 0.0,
+    steps: int = STEPS,
+    ranks: int = 2,
+    elastic: bool = False,
+    seed: int = 0,
+) -> FaultyRun:
+    """Train the small net on ranks, of which one dies after each gap; start it again each time.
+
+    Args:
+        gaps: between two failures, from the start on (s); after the last one no start follows.
+        every: steps between two checkpoints (count).
+        save_s: that a checkpoint takes at least (s), as on a slow file system.
+        steps: after which the training is over; needed without gaps (count).
+        elastic: go on with the ranks that are left, from the supervisor's memory. One failure.
+        seed: of who dies.
+    """
+    from dlguide.cluster import RankError, run_script
+
+    finite = steps < STEPS or len(gaps) > 0
+    require(finite, "steps", "be given where no rank is killed", steps)
+    require(not elastic or len(gaps) < 2, "gaps", "hold one failure of an elastic run", len(gaps))
+    program, folder = Path(__file__).with_name("faulty_training.py"), Path(folder)
+    data = datasets.load().first(SAMPLES)
+    np.save(folder / "images.npy", data.train_images.reshape(SAMPLES, -1))
+    np.save(folder / "labels.npy", data.train_labels)
+    start, deaths = time.time(), np.cumsum(gaps, dtype=float)
+    draw = np.random.default_rng(seed)
+    for death in [*(start + deaths), *[NEVER] * (steps < STEPS and not elastic)]:
+        victim = int(draw.integers(ranks)) if death < NEVER else -1
+        words = [folder, steps, every, save_s, death, victim]
+        options = {"min_ranks": 1} if elastic else {}
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                run_script(str(program), [*map(str, words)], ranks, oversubscribe=True, **options)
+            break
+        except RankError as error:
+            if error.kind != "died" or time.time() < death:
+                raise
+    return FaultyRun(tuple(deaths.tolist()), tuple(_events(folder / "log", start)))
+
+
+def _events(log: Path, start: float) -> Iterator[Event]:
+    for line in log.read_text().splitlines():
+        what, step, when, ranks = line.split()
+        yield Event(what, int(step), float(when) - start, int(ranks))
