@@ -14,7 +14,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -164,10 +164,7 @@ def train(
     finite = steps < STEPS or len(gaps) > 0
     require(finite, "steps", "be given where no rank is killed", steps)
     require(not elastic or len(gaps) < 2, "gaps", "hold one failure of an elastic run", len(gaps))
-    program, folder = Path(__file__).with_name("faulty_training.py"), Path(folder)
-    data = datasets.load().first(SAMPLES)
-    np.save(folder / "images.npy", data.train_images.reshape(SAMPLES, -1))
-    np.save(folder / "labels.npy", data.train_labels)
+    program, folder = Path(__file__).with_name("faulty_training.py"), prepare(folder)
     start, deaths = time.time(), np.cumsum(gaps, dtype=float)
     draw = np.random.default_rng(seed)
     for death in [*(start + deaths), *[NEVER] * (steps < STEPS and not elastic)]:
@@ -181,10 +178,23 @@ def train(
         except RankError as error:
             if error.kind != "died" or time.time() < death:
                 raise
-    return FaultyRun(tuple(deaths.tolist()), tuple(_events(folder / "log", start)))
+    return read(folder, start, deaths)
 
 
-def _events(log: Path, start: float) -> Iterator[Event]:
-    for line in log.read_text().splitlines():
+def prepare(folder: str | os.PathLike) -> Path:
+    """Make a folder with the images of the training, which its ranks read at each start."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    data = datasets.load().first(SAMPLES)
+    np.save(folder / "images.npy", data.train_images.reshape(SAMPLES, -1))
+    np.save(folder / "labels.npy", data.train_labels)
+    return folder
+
+
+def read(folder: str | os.PathLike, start: float, deaths: Sequence[float] = ()) -> FaultyRun:
+    """Read what a training noted in its folder; `start` is a time of `time.time()`."""
+    events = []
+    for line in (Path(folder) / "log").read_text().splitlines():
         what, step, when, ranks = line.split()
-        yield Event(what, int(step), float(when) - start, int(ranks))
+        events.append(Event(what, int(step), float(when) - start, int(ranks)))
+    return FaultyRun(tuple(map(float, deaths)), tuple(events))
