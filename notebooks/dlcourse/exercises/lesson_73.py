@@ -184,7 +184,7 @@ EXERCISES = {
         },
         remark="Written in turn, one of the two is whole at any moment."),
     "73-4": Exercise(
-        who, ranks=(2, 3), cases=weights_of, serial=found,
+        who, ranks=(3,), cases=weights_of, serial=found,
         hint="Gather a fingerprint of each rank, and look for the one that most ranks have.",
         mistakes={
             "Rank 0 may be the one that is wrong: which weights do most ranks have?":
