@@ -22,11 +22,11 @@ import numpy as np
 
 from dlcourse import faults, measured
 
-SAVE_S, GAPS = 0.25, 8
-# mean time between failures (s), interval as a multiple of Daly's, seed
-PLAN = [(6, 1, 0), (12, 1, 0), (24, 1, 0)]
-PLAN += [(6, times, 0) for times in (0.25, 0.5, 2, 4)]
-PLAN += [(6, 1, 1), (12, 1, 1), (6, 1, 2), (24, 1, 1)]
+SAVE_S = 0.25
+# mean time between failures (s), interval as a multiple of Daly's, seed, failures
+PLAN = [(24, 1, 0, 8), (6, 1, 0, 8), (12, 1, 0, 12), (6, 1, 1, 8)]
+PLAN += [(6, times, 0, 8) for times in (0.25, 2, 4, 0.5)]
+PLAN += [(24, 1, 1, 8), (6, 1, 2, 8), (12, 1, 1, 12)]
 
 
 def parts(folder: str) -> tuple[float, float, float]:
@@ -35,11 +35,11 @@ def parts(folder: str) -> tuple[float, float, float]:
     return tuple(float(np.median(each)) for each in (run.step_s, run.save_s, run.restart_s[1:]))
 
 
-def row(mtbf_s: float, times: float, seed: int, known: tuple[float, float, float]) -> dict:
+def row(mtbf_s: float, times: float, seed: int, kills: int, known: tuple[float, ...]) -> dict:
     """Train once, and return a row of the table."""
     step_s, save_s, restart_s = known
     every = max(1, round(times * faults.daly(save_s, mtbf_s) / step_s))
-    gaps = faults.gaps(mtbf_s, seed, GAPS)
+    gaps = faults.gaps(mtbf_s, seed, kills)
     with tempfile.TemporaryDirectory() as folder:
         run = faults.train(folder, [3.0, *gaps], every, SAVE_S, seed=seed)
     goodput = run.goodput(step_s)
@@ -48,7 +48,7 @@ def row(mtbf_s: float, times: float, seed: int, known: tuple[float, float, float
         "mtbf_s": mtbf_s,
         "times_daly": times,
         "seed": seed,
-        "failures": GAPS,
+        "failures": kills,
         "seconds": round(run.deaths[-1] - run.deaths[0], 1),
         "every_steps": every,
         "step_s": round(step_s, 5),
@@ -72,15 +72,15 @@ def main() -> None:
     table = measured.load("goodput").rows if chosen.keep else []
     there = {(each["mtbf_s"], each["times_daly"], each["seed"]) for each in table}
     known = None
-    for mtbf_s, times, seed in PLAN:
-        last_s = 5.0 + GAPS * mtbf_s + (0 if known else 18.0)
+    for mtbf_s, times, seed, kills in PLAN:
+        last_s = 5.0 + kills * mtbf_s + (0 if known else 18.0)
         if (mtbf_s, times, seed) in there or time.monotonic() + last_s > end:
             continue
         if known is None:
             with tempfile.TemporaryDirectory() as folder:
                 known = parts(folder)
             print("step {:.5f} s, checkpoint {:.3f} s, restart {:.2f} s".format(*known), flush=True)
-        table.append(row(mtbf_s, times, seed, known))
+        table.append(row(mtbf_s, times, seed, kills, known))
         print(table[-1], flush=True)
         measured.write("goodput", table, sorted({each["seed"] for each in table}))
 
