@@ -51,10 +51,11 @@ def test_gaps_are_one_of_each_part_of_the_exponential_distribution():
 def test_what_a_training_noted_is_added_up(tmp_path):
     lines = ["begins 0 101", "step 1 102", "step 2 103", "saved 2 103.5", "step 3 104.5"]
     lines += ["begins 2 109", "step 3 110", "step 4 111", "saved 4 111.5"]  # died at 106
+    lines += ["step 5 112.5", "step 6 113.5", "saved 6 114"]
     (tmp_path / "log").write_text("".join(f"{line} 2\n" for line in lines))
     run = faults.read(tmp_path, 100.0, [6.0, 12.0])
-    assert run.step_s == [1.0, 1.0]
-    assert run.save_s == [0.5, 0.5]
+    assert run.step_s == [1.0, 1.0, 1.0]
+    assert run.save_s == [0.5, 0.5, 0.5]
     assert run.restart_s == [1.0, 3.0]
     assert run.repeated == 1
     assert [run.steps(until) for until in (1, 6, 12)] == [0, 2, 4]
