@@ -21,6 +21,7 @@ import time
 import numpy as np
 
 from dlcourse import faults, measured
+from dlguide.files import data_folder
 
 SAVE_S = 0.25
 # mean time between failures (s), interval as a multiple of Daly's, seed, failures
@@ -69,12 +70,13 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=255, help="of one command")
     chosen = options.parse_args()
     end = time.monotonic() + chosen.seconds
-    table = measured.load("goodput").rows if chosen.keep else []
-    there = {(each["mtbf_s"], each["times_daly"], each["seed"]) for each in table}
+    there = (data_folder() / "measured/goodput.csv").exists()
+    table = measured.load("goodput").rows if chosen.keep and there else []
+    done = {(each["mtbf_s"], each["times_daly"], each["seed"]) for each in table}
     known = None
     for mtbf_s, times, seed, kills in PLAN:
         last_s = 5.0 + kills * mtbf_s + (0 if known else 18.0)
-        if (mtbf_s, times, seed) in there or time.monotonic() + last_s > end:
+        if (mtbf_s, times, seed) in done or time.monotonic() + last_s > end:
             continue
         if known is None:
             with tempfile.TemporaryDirectory() as folder:
