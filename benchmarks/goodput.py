@@ -25,9 +25,9 @@ from dlguide.files import data_folder
 
 SAVE_S = 0.25
 # mean time between failures (s), interval as a multiple of Daly's, seed, failures
-PLAN = [(24, 1, 0, 8), (6, 1, 0, 8), (12, 1, 0, 12), (6, 1, 1, 8)]
-PLAN += [(6, times, 0, 8) for times in (0.25, 2, 4, 0.5)]
-PLAN += [(24, 1, 1, 8), (6, 1, 2, 8), (12, 1, 1, 12)]
+PLAN = [(10, 1, 0, 8), (20, 1, 0, 5), (5, 1, 0, 12)]
+PLAN += [(5, times, 0, 12) for times in (4, 0.25, 2)]
+PLAN += [(5, 1, 1, 12), (10, 1, 1, 8), (20, 1, 1, 5), (5, 0.5, 0, 12)]
 
 
 def parts(folder: str) -> tuple[float, float, float]:
@@ -67,7 +67,7 @@ def main() -> None:
     """Train as long as there is time, and write the table."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--keep", action="store_true", help="add to the rows that are there")
-    options.add_argument("--seconds", type=float, default=255, help="of one command")
+    options.add_argument("--seconds", type=float, default=272, help="of one command")
     chosen = options.parse_args()
     end = time.monotonic() + chosen.seconds
     there = (data_folder() / "measured/goodput.csv").exists()
