@@ -4,10 +4,11 @@
 
 Two ranks train the small net of lesson 73 in real processes, of which one is killed after each
 gap of an exponential distribution; `dlguide.cluster.run_script` notices it, and the ranks are
-started again and go on from the last checkpoint. First the parts of the prediction are measured,
-with two kills that are not counted: a step, a checkpoint (which waits on purpose, as on a slow
-file system), and a restart, from the kill to the first new step. Then trainings at three mean
-times between failures, each at Daly's best interval, and at one of them with other intervals.
+started again and go on from the last checkpoint. Trainings at three mean times between failures,
+each at Daly's best interval, and at one of them with other intervals. Goodput is the time of the
+work that was saved, from the first failure to the last. Three terms of the prediction are means of
+the same training: the work between two checkpoints, a checkpoint (which waits on purpose, as on a
+slow file system), and a restart, from the kill to the first new step; the fourth is the set mean.
 The gaps are stratified (`faults.gaps`). Each command trains for at most `--seconds` and
 writes `data/measured/goodput.csv`; with `--keep` it adds to the rows that are there.
 """
@@ -30,21 +31,15 @@ PLAN += [(5, times, 0, 12) for times in (4, 0.25, 2)]
 PLAN += [(5, 1, 1, 12), (10, 1, 1, 8), (20, 1, 1, 5), (5, 0.5, 0, 12)]
 
 
-def parts(folder: str) -> tuple[float, float, float]:
-    """Measure a step, a checkpoint and a restart (s): medians of a run with two kills."""
-    run = faults.train(folder, [3.5, 5.0, 5.0], every=150, save_s=SAVE_S, seed=9)
-    return tuple(float(np.median(each)) for each in (run.step_s, run.save_s, run.restart_s[1:]))
-
-
-def row(mtbf_s: float, times: float, seed: int, kills: int, known: tuple[float, ...]) -> dict:
+def row(mtbf_s: float, times: float, seed: int, kills: int, step_s: float) -> dict:
     """Train once, and return a row of the table."""
-    step_s, save_s, restart_s = known
-    every = max(1, round(times * faults.daly(save_s, mtbf_s) / step_s))
+    every = max(1, round(times * faults.daly(SAVE_S, mtbf_s) / step_s))
     gaps = faults.gaps(mtbf_s, seed, kills)
     with tempfile.TemporaryDirectory() as folder:
         run = faults.train(folder, [3.0, *gaps], every, SAVE_S, seed=seed)
-    goodput = run.goodput(step_s)
-    predicted = faults.goodput(every * step_s, save_s, restart_s, mtbf_s)
+    interval_s, save_s = every * run.step_s, float(np.mean(run.save_s))
+    restart_s = float(np.mean(run.restart_s[1:]))
+    predicted = faults.goodput(interval_s, save_s, restart_s, mtbf_s)
     return {
         "mtbf_s": mtbf_s,
         "times_daly": times,
@@ -52,14 +47,14 @@ def row(mtbf_s: float, times: float, seed: int, kills: int, known: tuple[float, 
         "failures": kills,
         "seconds": round(run.deaths[-1] - run.deaths[0], 1),
         "every_steps": every,
-        "step_s": round(step_s, 5),
+        "interval_s": round(interval_s, 3),
         "save_s": round(save_s, 4),
         "restart_s": round(restart_s, 3),
         "steps_saved": run.steps(run.deaths[-1]) - run.steps(run.deaths[0]),
         "steps_repeated": run.repeated,
-        "goodput": round(goodput, 4),
+        "goodput": round(run.goodput, 4),
         "predicted": round(predicted, 4),
-        "ratio": round(goodput / predicted, 3),
+        "ratio": round(run.goodput / predicted, 3),
     }
 
 
@@ -73,16 +68,15 @@ def main() -> None:
     there = (data_folder() / "measured/goodput.csv").exists()
     table = measured.load("goodput").rows if chosen.keep and there else []
     done = {(each["mtbf_s"], each["times_daly"], each["seed"]) for each in table}
-    known = None
+    step_s = None
     for mtbf_s, times, seed, kills in PLAN:
-        last_s = 5.0 + kills * mtbf_s + (0 if known else 18.0)
+        last_s = 5.0 + kills * mtbf_s + (0 if step_s else 5.0)
         if (mtbf_s, times, seed) in done or time.monotonic() + last_s > end:
             continue
-        if known is None:
+        if step_s is None:
             with tempfile.TemporaryDirectory() as folder:
-                known = parts(folder)
-            print("step {:.5f} s, checkpoint {:.3f} s, restart {:.2f} s".format(*known), flush=True)
-        table.append(row(mtbf_s, times, seed, kills, known))
+                step_s = faults.train(folder, every=200, steps=800).step_s
+        table.append(row(mtbf_s, times, seed, kills, step_s))
         print(table[-1], flush=True)
         measured.write("goodput", table, sorted({each["seed"] for each in table}))
 

@@ -2,7 +2,7 @@
 
 gaps = faults.gaps(mtbf_s=8.0, seed=0, count=8)
 run = faults.train(folder, gaps, every=100, save_s=0.25)
-run.goodput(step_s), faults.goodput(100 * step_s, save_s, restart_s, 8.0)
+run.goodput, faults.goodput(100 * step_s, save_s, restart_s, 8.0)
 """
 
 from __future__ import annotations
@@ -123,20 +123,26 @@ class FaultyRun:
         return [when - max(d for d in (0.0, *self.deaths) if d <= when) for when in begun]
 
     @property
-    def step_s(self) -> list[float]:
-        """Mean times of a step, of each part of the work that was saved (s)."""
-        means, begun = [], self.events[0]
+    def parts(self) -> list[tuple[float, int, float]]:
+        """Each part of the work that was saved: its time (s), its steps, and when it was saved."""
+        found, begun = [], self.events[0]
         for last, now in pairwise(self.events):
             if now.what == "saved":
-                means.append((last.when - begun.when) / (last.step - begun.step))
+                found.append((last.when - begun.when, last.step - begun.step, now.when))
             if now.what != "step":
                 begun = now
-        return means
+        return found
 
-    def goodput(self, step_s: float) -> float:
-        """Share of the time from the first failure to the last that became saved steps."""
+    @property
+    def step_s(self) -> float:
+        """Mean time of a step of the work that was saved (s)."""
+        return sum(work_s for work_s, *_ in self.parts) / sum(steps for _, steps, _ in self.parts)
+
+    @property
+    def goodput(self) -> float:
+        """Share of the time from the first failure to the last that was work which is kept."""
         first, last = self.deaths[0], self.deaths[-1]
-        return (self.steps(last) - self.steps(first)) * step_s / (last - first)
+        return sum(work_s for work_s, _, at in self.parts if first < at <= last) / (last - first)
 
 
 def train(

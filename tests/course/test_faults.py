@@ -54,12 +54,13 @@ def test_what_a_training_noted_is_added_up(tmp_path):
     lines += ["step 5 112.5", "step 6 113.5", "saved 6 114"]
     (tmp_path / "log").write_text("".join(f"{line} 2\n" for line in lines))
     run = faults.read(tmp_path, 100.0, [6.0, 12.0])
-    assert run.step_s == [1.0, 1.0, 1.0]
+    assert run.parts == [(2.0, 2, 3.5), (2.0, 2, 11.5), (2.0, 2, 14.0)]
+    assert run.step_s == 1.0
     assert run.save_s == [0.5, 0.5, 0.5]
     assert run.restart_s == [1.0, 3.0]
     assert run.repeated == 1
     assert [run.steps(until) for until in (1, 6, 12)] == [0, 2, 4]
-    assert run.goodput(1.0) == pytest.approx((4 - 2) / 6)
+    assert run.goodput == pytest.approx(2.0 / 6)
 
 
 def test_what_makes_no_sense_is_refused(tmp_path):
