@@ -24,7 +24,7 @@ import numpy as np
 from dlguide.data import datasets
 from dlguide.errors import require, require_count, require_positive
 
-NEVER = 1e12  # a time of death that does not come
+NEVER = math.inf  # a time of death that does not come
 STEPS = 10**9
 SAMPLES = 6000
 
@@ -78,6 +78,8 @@ def gaps(mtbf_s: float, seed: int, count: int) -> np.ndarray:
 
 def die_at(when: float) -> None:
     """Kill this process at a time of `time.time()`, from beside whatever it does then."""
+    if when == NEVER:
+        return
     timer = threading.Timer(max(0.0, when - time.time()), os.kill, (os.getpid(), signal.SIGKILL))
     timer.daemon = True
     timer.start()
