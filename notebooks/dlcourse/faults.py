@@ -154,7 +154,6 @@ def train(
     save_s: float = 0.0,
     steps: int = STEPS,
     ranks: int = 2,
-    elastic: bool = False,
     seed: int = 0,
 ) -> FaultyRun:
     """Train the small net on ranks, of which one dies after each gap; start it again each time.
@@ -164,29 +163,46 @@ def train(
         every: steps between two checkpoints (count).
         save_s: that a checkpoint takes at least (s), as on a slow file system.
         steps: after which the training is over; needed without gaps (count).
-        elastic: go on with the ranks that are left, from the supervisor's memory. One failure.
         seed: of who dies.
     """
     from dlguide.cluster import RankError, run_script
 
     finite = steps < STEPS or len(gaps) > 0
     require(finite, "steps", "be given where no rank is killed", steps)
-    require(not elastic or len(gaps) < 2, "gaps", "hold one failure of an elastic run", len(gaps))
     program, folder = Path(__file__).with_name("faulty_training.py"), prepare(folder)
     start, deaths = time.time(), np.cumsum(gaps, dtype=float)
     draw = np.random.default_rng(seed)
-    for death in [*(start + deaths), *[NEVER] * (steps < STEPS and not elastic)]:
+    for death in [*(start + deaths), *[NEVER] * (steps < STEPS)]:
         victim = int(draw.integers(ranks)) if death < NEVER else -1
         words = [folder, steps, every, save_s, death, victim]
-        options = {"min_ranks": 1} if elastic else {}
         try:
             with contextlib.redirect_stderr(io.StringIO()):
-                run_script(str(program), [*map(str, words)], ranks, oversubscribe=True, **options)
+                run_script(str(program), [*map(str, words)], ranks, oversubscribe=True)
             break
         except RankError as error:
             if error.kind != "died" or time.time() < death:
                 raise
     return read(folder, start, deaths)
+
+
+def train_elastic(
+    folder: str | os.PathLike, every: int, steps: int, at_step: int, seed: int = 0
+) -> FaultyRun:
+    """Train on two ranks, of which one dies after `at_step` steps; the other goes on alone.
+
+    Its state comes from the supervisor's memory, to which it is committed after each `every` steps.
+    """
+    from dlguide.cluster import run_script
+
+    require(every < at_step < steps, "at_step", f"be from {every} to {steps} steps", at_step)
+    folder, start = prepare(folder), time.time()
+    victim = int(np.random.default_rng(seed).integers(2))
+    words = [folder, steps, every, 0.0, NEVER, victim, at_step]
+    program = str(Path(__file__).with_name("faulty_training.py"))
+    with contextlib.redirect_stderr(io.StringIO()):
+        run_script(program, [*map(str, words)], 2, oversubscribe=True, min_ranks=1)
+    before = [each.when for each in read(folder, start).events if each.ranks == 2]
+    return read(folder, start, before[-1:])
 
 
 def prepare(folder: str | os.PathLike) -> Path:

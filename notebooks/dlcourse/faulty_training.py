@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import sys
 import time
 from pathlib import Path
@@ -21,8 +22,13 @@ from dlguide.files import atomic_write
 BATCH, RATE, MOMENTUM, HIDDEN = 128, 0.05, 0.9, 256  # the batch is global
 
 
-def main(folder: Path, steps: int, every: int, save_s: float, death: float, victim: int) -> None:
-    """Train up to `steps`, save after each `every` of them, and let the victim die at `death`."""
+def main(
+    folder: Path, steps: int, every: int, save_s: float, death: float, victim: int, at_step: int = 0
+) -> None:
+    """Train up to `steps`, and save after each `every` of them.
+
+    The victim dies at the time `death`, and after `at_step` steps if it is not alone.
+    """
     comm, memory, saved = MPI.COMM_WORLD, Committed.of_rank(), folder / "saved"
     if comm.rank == victim:
         faults.die_at(death)
@@ -52,6 +58,8 @@ def main(folder: Path, steps: int, every: int, save_s: float, death: float, vict
             weight += velocity
         state["step"] = step + 1
         note("step", step + 1)
+        if step + 1 == at_step and comm.rank == victim and comm.size > 1:
+            os.kill(os.getpid(), signal.SIGKILL)
         if (step + 1) % every == 0:
             if comm.rank == 0:
                 save(state, memory, saved, save_s)
@@ -72,5 +80,5 @@ def save(state: dict, memory: Committed | None, saved: Path, save_s: float) -> N
 
 
 if __name__ == "__main__":
-    folder, steps, every, save_s, death, victim = sys.argv[1:]
-    main(Path(folder), int(steps), int(every), float(save_s), float(death), int(victim))
+    folder, steps, every, save_s, death, *rest = sys.argv[1:]
+    main(Path(folder), int(steps), int(every), float(save_s), float(death), *map(int, rest))
