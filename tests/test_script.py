@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from command_line import dlguide, left_by
 
+from dlguide.cluster import script as script_module
 from dlguide.cluster import supervision
 from dlguide.cluster.script import run_script
 
@@ -102,6 +105,19 @@ def test_a_failing_rank_is_never_exit_status_0(script, what, said):
     assert done.returncode != 0
     assert said in done.stderr
     assert not left_by(done.pid)
+
+
+def test_messages_of_the_launcher_are_shown_in_a_notebook_too(tmp_path, monkeypatch):
+    shown = io.StringIO()  # has no `buffer`, as the stderr of a notebook's kernel
+    monkeypatch.setattr(sys, "stderr", shown)
+    lines = [
+        b"[mpiexec] a message\n",
+        b"[0]1:Return code = 9, signaled with Killed\n",
+        b"caf\xe9\n",
+    ]
+    script_module._copy_errors(SimpleNamespace(stderr=lines), tmp_path)
+    assert shown.getvalue() == "[mpiexec] a message\ncaf\ufffd\n"
+    assert (tmp_path / "cluster.log").read_bytes() == lines[1]
 
 
 def test_what_cannot_start_is_said_in_one_line(tmp_path):

@@ -226,11 +226,12 @@ def _copy_errors(launcher: subprocess.Popen, folder: Path) -> None:
         (folder / errors.LAUNCHER_LOG).open("ab", buffering=0) as launcher_log,
     ):
         for line in launcher.stderr:
-            if errors.ENDING.match(line.decode(errors="replace")):
+            text = line.decode(errors="replace")
+            if errors.ENDING.match(text):
                 launcher_log.write(line)
                 continue
             log.write(line)
-            sys.stderr.buffer.write(line)
+            sys.stderr.write(text)  # a notebook's has no `buffer`
             sys.stderr.flush()
 
 

@@ -1,0 +1,207 @@
+"""Exercises of lesson 73: rates of failure, a bill, two copies, who is wrong, when to save."""
+
+import hashlib
+import math
+from functools import partial
+
+import numpy as np
+
+from dlcourse import faults
+from dlcourse.exercises.engine import Exercise, NotAnswered, WrongAnswer
+
+
+def carried(between_h, size, ranks, hours, power=1):
+    there = between_h * (size / ranks) ** power
+    return there, math.exp(-hours / there)
+
+
+def bill(gaps, interval_s, save_s, restart_s, whole=math.floor, again=1):
+    kept = saving = restarting = 0.0
+    for place, gap in enumerate(gaps):
+        start = min(gap, restart_s) if again or place == 0 else 0.0
+        segments = whole((gap - start) / (interval_s + save_s))
+        restarting += start
+        kept += segments * interval_s
+        saving += segments * save_s
+    return kept, saving, restarting, sum(gaps) - kept - saving - restarting
+
+
+def copy_of(number, contents):
+    return f"{number} {hashlib.sha256(contents).hexdigest()}\n".encode() + contents
+
+
+def newest(copies, check=True, key=int, first=False, head=False):
+    found = []
+    for copy in copies:
+        line, _, contents = copy.partition(b"\n")
+        number, _, digest = line.decode(errors="replace").partition(" ")
+        good = number.isdecimal() and hashlib.sha256(contents).hexdigest() == digest
+        if good or (not check and number.isdecimal()):
+            found.append((key(number), copy if head else contents))
+    if not found:
+        return None
+    return found[0][1] if first else max(found, key=lambda one: one[0])[1]
+
+
+FLIPPED = bytearray(copy_of(8, b"weights of step 80"))
+FLIPPED[-1] ^= 1
+COPIES = [
+    [copy_of(7, b"weights of step 70"), copy_of(6, b"weights of step 60")],
+    [copy_of(7, b"weights of step 70"), bytes(FLIPPED)],
+    [copy_of(9, b"weights of step 90"), copy_of(10, b"weights of step 100")],
+    [copy_of(3, b"weights of step 30"), copy_of(4, b"weights of step 40")],
+    [copy_of(7, b"weights of step 70"), copy_of(8, b"weights of step 80")[:40]],
+    [b"", copy_of(1, b"first\nsecond line")],
+    [b"", b""],
+]
+
+
+def who(comm, weights):
+    marks = comm.allgather(hashlib.sha256(np.ascontiguousarray(weights).tobytes()).hexdigest())
+    return decide(marks)
+
+
+def decide(marks):
+    if len(set(marks)) == 1:
+        return []
+    usual = max(marks, key=marks.count)
+    if 2 * marks.count(usual) <= len(marks):
+        return None
+    return [rank for rank, mark in enumerate(marks) if mark != usual]
+
+
+def weights_of(ranks):
+    base = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+    small, last = base.copy(), base.copy()
+    small[1, 2] += np.float32(1e-6)
+    last[0, 0] = -2.0
+    cases = [[base] * ranks, [base] * (ranks - 1) + [small], [small] + [base] * (ranks - 1)]
+    if ranks > 2:
+        cases.append([base, small, last] + [last] * (ranks - 3))
+        cases.append([base, -base[::-1, ::-1], base] + [base] * (ranks - 3))
+    return [[(each,) for each in case] for case in cases]
+
+
+def found(inputs, mark=lambda w: w.tobytes(), judge=decide):
+    marks = [mark(weights) for (weights,) in inputs]
+    return [judge(marks)] * len(inputs)
+
+
+def against_rank_0(marks):
+    return [rank for rank, mark in enumerate(marks) if mark != marks[0]]
+
+
+def no_tie(marks):
+    usual = max(marks, key=marks.count)
+    return [rank for rank, mark in enumerate(marks) if mark != usual]
+
+
+SAVE_S, RESTART_S, SHAPE, MTBF_S = 120.0, 120.0, 0.5, 3600.0  # early failures
+
+
+def interval(age_s, save_s, mtbf_s, shape):
+    """Young's interval for the rate of failures at this age."""
+    scale = mtbf_s / math.gamma(1 + 1 / shape)
+    rate = shape / scale * (max(age_s, save_s) / scale) ** (shape - 1)
+    return math.sqrt(2 * save_s / rate)
+
+
+def fixed(age_s, save_s, mtbf_s, shape):
+    return faults.daly(save_s, mtbf_s)
+
+
+def kept(policy, gaps):
+    total = 0.0
+    for gap in gaps:
+        age, steps = RESTART_S, 0
+        while age < gap:
+            work = policy(age, SAVE_S, MTBF_S, SHAPE)
+            if work is ...:
+                raise NotAnswered
+            steps += 1
+            if not isinstance(work, int | float | np.number) or not work > 0 or steps > 10_000:
+                raise WrongAnswer("Return the seconds of work until the next checkpoint, above 0.")
+            age += work + SAVE_S
+            total += work if age <= gap else 0.0
+    return total
+
+
+def share(answer, cluster=None):
+    """Work that is kept, as a share of that of one who knows each failure and saves just before."""
+    scale = MTBF_S / math.gamma(1 + 1 / SHAPE)
+    gaps = scale * np.random.default_rng(73).weibull(SHAPE, 1500)
+    return float(kept(answer, gaps) / np.maximum(gaps - RESTART_S - SAVE_S, 0).sum())
+
+
+def at_least_fixed(answer):
+    if share(answer) < 0.999 * share(fixed):
+        raise WrongAnswer("Daly's fixed interval keeps more. When are failures frequent here?")
+
+
+EXERCISES = {
+    "73-1": Exercise(
+        carried,
+        cases=[(3.1, 16_384, 16_000, 24.0), (112.0, 400, 16_000, 8.0), (7.9, 1024, 8, 240.0),
+               (2.0, 10, 10, 1.0)],
+        hint="Failures per hour grow with the ranks; none in t hours has probability exp(-t / M).",
+        mistakes={
+            "More ranks fail more often: divide by their number, multiply by the one measured.":
+                lambda b, size, ranks, hours: carried(b, ranks, size, hours),
+            "That is the probability of at least one failure.":
+                lambda *case: (carried(*case)[0], 1 - carried(*case)[1]),
+            "The probability belongs to the new number of ranks.":
+                lambda *case: (carried(*case)[0], math.exp(-case[3] / case[0])),
+        },
+        remark="At a third of the mean, one run in four has already failed."),
+    "73-2": Exercise(
+        bill,
+        cases=[([10.0, 0.5, 5.1, 100.0], 2.0, 0.25, 1.5), ([3.0], 2.0, 0.25, 1.5),
+               ([3600.0, 40.0, 7201.0], 300.0, 20.0, 120.0)],
+        hint="Of each gap: the restart, then whole segments of work and checkpoint, then a rest.",
+        mistakes={
+            "Only whole segments are kept: what was not saved is lost.":
+                partial(bill, whole=lambda x: x),
+            "After every failure there is a restart.": partial(bill, again=0),
+            "A gap shorter than a restart is all restart.":
+                lambda gaps, i, s, r: (*bill(gaps, i, s, r)[:2], r * len(gaps),
+                    sum(gaps) - sum(bill(gaps, i, s, r)[:2]) - r * len(gaps)),
+            "A segment is work and its checkpoint.":
+                lambda gaps, i, s, r: (
+                    k := sum(math.floor(max(0, g - r) / i) for g in gaps),
+                    (k * i, k * s, sum(min(g, r) for g in gaps),
+                     sum(gaps) - k * i - k * s - sum(min(g, r) for g in gaps)))[1],
+        },
+        remark="Kept over the sum of the gaps is the goodput."),
+    "73-3": Exercise(
+        newest, cases=[(each,) for each in COPIES],
+        hint="Of the copies whose checksum fits, that with the largest number.",
+        mistakes={
+            "A copy whose checksum does not fit is damaged: leave it out.":
+                partial(newest, check=False),
+            "9 comes before 10: compare the numbers, not the texts.": partial(newest, key=str),
+            "The newest one, not the first that is whole.": partial(newest, first=True),
+            "Return what follows the first line.": partial(newest, head=True),
+        },
+        remark="Written in turn, one of the two is whole at any moment."),
+    "73-4": Exercise(
+        who, ranks=(3,), cases=weights_of, serial=found,
+        hint="Gather a fingerprint of each rank, and look for the one that most ranks have.",
+        mistakes={
+            "Rank 0 may be the one that is wrong: which weights do most ranks have?":
+                partial(found, judge=against_rank_0),
+            "Without a majority nobody knows: return None.": partial(found, judge=no_tie),
+            "A sum hides differences: take every bit into the fingerprint.":
+                partial(found, mark=lambda w: round(float(np.abs(w).sum(dtype=np.float64)), 3)),
+        },
+        remark="Two ranks see that they differ, three see who does."),
+    "73-5": Exercise(
+        interval, check=at_least_fixed, score=share, limit_s=20.0,
+        hint="Save more often when failures are frequent.",
+        mistakes={
+            "Daly's fixed interval keeps more. When are failures frequent here?":
+                lambda age, save, mtbf, shape: 8 * faults.daly(save, mtbf),
+            "Return the seconds of work until the next checkpoint, above 0.":
+                lambda age, save, mtbf, shape: 0.0,
+        },
+        remark="1.00 would need to know each failure beforehand."),
+}  # fmt: skip

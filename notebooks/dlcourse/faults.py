@@ -1,0 +1,224 @@
+"""Ranks that are killed on purpose, and what that costs: lesson 73, `benchmarks/goodput.py`.
+
+gaps = faults.gaps(mtbf_s=8.0, seed=0, count=8)
+run = faults.train(folder, gaps, every=100, save_s=0.25)
+run.goodput, faults.goodput(100 * step_s, save_s, restart_s, 8.0)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from dlguide.data import datasets
+from dlguide.errors import require, require_count, require_positive
+
+NEVER = math.inf  # a time of death that does not come
+STEPS = 10**9
+SAMPLES = 6000
+
+
+# --- formulas ---
+
+
+def young(save_s: float, mtbf_s: float) -> float:
+    """Seconds of work between two checkpoints, to first order (Young 1974)."""
+    return math.sqrt(2 * require_positive(save_s, "save_s") * require_positive(mtbf_s, "mtbf_s"))
+
+
+def daly(save_s: float, mtbf_s: float) -> float:
+    """Seconds of work between two checkpoints, to higher order (Daly 2006)."""
+    if save_s >= 2 * mtbf_s:
+        return mtbf_s
+    x = math.sqrt(save_s / (2 * mtbf_s))
+    return young(save_s, mtbf_s) * (1 + x / 3 + x * x / 9) - save_s
+
+
+def goodput(interval_s: float, save_s: float, restart_s: float, mtbf_s: float) -> float:
+    """Share of the time that becomes work which is kept, for failures without memory (Daly 2006).
+
+    Args:
+        interval_s: work between two checkpoints (s).
+        save_s: time of a checkpoint, in which the training waits (s).
+        restart_s: from a failure until work goes on (s).
+        mtbf_s: mean time between two failures, which may also hit checkpoints and restarts (s).
+    """
+    interval_s, mtbf_s = (
+        require_positive(interval_s, "interval_s"),
+        require_positive(mtbf_s, "mtbf_s"),
+    )
+    segments = math.exp(-restart_s / mtbf_s) / math.expm1((interval_s + save_s) / mtbf_s)
+    return interval_s / mtbf_s * segments
+
+
+# --- failures ---
+
+
+def gaps(mtbf_s: float, seed: int, count: int) -> np.ndarray:
+    """Draw times between failures (s), exponential with mean `mtbf_s`.
+
+    They are stratified: one of each of `count` equal parts of the distribution, in random order.
+    Each has the exponential distribution, and their mean scatters less than that of free draws.
+    """
+    random, count = np.random.default_rng(seed), require_count(count, "count")
+    shares = (random.permutation(count) + random.random(count)) / count
+    return -require_positive(mtbf_s, "mtbf_s") * np.log1p(-shares)
+
+
+def die_at(when: float) -> None:
+    """Kill this process at a time of `time.time()`, from beside whatever it does then."""
+    if when == NEVER:
+        return
+    timer = threading.Timer(max(0.0, when - time.time()), os.kill, (os.getpid(), signal.SIGKILL))
+    timer.daemon = True
+    timer.start()
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a training noted: `begins`, `step` or `saved`; steps done, when (s), ranks (count)."""
+
+    what: str
+    step: int
+    when: float
+    ranks: int
+
+
+@dataclass(frozen=True)
+class FaultyRun:
+    """What was noted in a training, in the order of time; times are from its start on (s)."""
+
+    deaths: tuple[float, ...]
+    events: tuple[Event, ...]
+
+    def steps(self, until: float = math.inf) -> int:
+        """Steps that were saved by then (count)."""
+        held = (each.step for each in self.events if each.what != "step" and each.when <= until)
+        return max(held, default=0)
+
+    @property
+    def repeated(self) -> int:
+        """Steps that were done again because they were lost (count)."""
+        done = [each.step for each in self.events if each.what == "step"]
+        return len(done) - len(set(done))
+
+    @property
+    def save_s(self) -> list[float]:
+        """Times of the checkpoints (s)."""
+        return [now.when - last.when for last, now in pairwise(self.events) if now.what == "saved"]
+
+    @property
+    def restart_s(self) -> list[float]:
+        """Times from the start, or from a failure, until work went on (s)."""
+        begun = [each.when for each in self.events if each.what == "begins"]
+        return [when - max(d for d in (0.0, *self.deaths) if d <= when) for when in begun]
+
+    @property
+    def parts(self) -> list[tuple[float, int, float]]:
+        """Each part of the work that was saved: its time (s), its steps, and when it was saved."""
+        found, begun = [], self.events[0]
+        for last, now in pairwise(self.events):
+            if now.what == "saved":
+                found.append((last.when - begun.when, last.step - begun.step, now.when))
+            if now.what != "step":
+                begun = now
+        return found
+
+    @property
+    def step_s(self) -> float:
+        """Mean time of a step of the work that was saved (s)."""
+        return sum(work_s for work_s, *_ in self.parts) / sum(steps for _, steps, _ in self.parts)
+
+    @property
+    def goodput(self) -> float:
+        """Share of the time from the first failure to the last that was work which is kept."""
+        first, last = self.deaths[0], self.deaths[-1]
+        return sum(work_s for work_s, _, at in self.parts if first < at <= last) / (last - first)
+
+
+def train(
+    folder: str | os.PathLike,
+    gaps: Sequence[float] = (),
+    every: int = 100,
+    save_s: float = 0.0,
+    steps: int = STEPS,
+    ranks: int = 2,
+    seed: int = 0,
+) -> FaultyRun:
+    """Train the small net on ranks, of which one dies after each gap; start it again each time.
+
+    Args:
+        gaps: between two failures, from the start on (s); after the last one no start follows.
+        every: steps between two checkpoints (count).
+        save_s: that a checkpoint takes at least (s), as on a slow file system.
+        steps: after which the training is over; needed without gaps (count).
+        seed: of who dies.
+    """
+    from dlguide.cluster import RankError, run_script
+
+    finite = steps < STEPS or len(gaps) > 0
+    require(finite, "steps", "be given where no rank is killed", steps)
+    program, folder = Path(__file__).with_name("faulty_training.py"), prepare(folder)
+    start, deaths = time.time(), np.cumsum(gaps, dtype=float)
+    draw = np.random.default_rng(seed)
+    for death in [*(start + deaths), *[NEVER] * (steps < STEPS)]:
+        victim = int(draw.integers(ranks)) if death < NEVER else -1
+        words = [folder, steps, every, save_s, death, victim]
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                run_script(str(program), [*map(str, words)], ranks, oversubscribe=True)
+            break
+        except RankError as error:
+            if error.kind != "died" or time.time() < death:
+                raise
+    return read(folder, start, deaths)
+
+
+def train_elastic(
+    folder: str | os.PathLike, every: int, steps: int, at_step: int, seed: int = 0
+) -> FaultyRun:
+    """Train on two ranks, of which one dies after `at_step` steps; the other goes on alone.
+
+    Its state comes from the supervisor's memory, to which it is committed after each `every` steps.
+    """
+    from dlguide.cluster import run_script
+
+    require(every < at_step < steps, "at_step", f"be from {every} to {steps} steps", at_step)
+    folder, start = prepare(folder), time.time()
+    victim = int(np.random.default_rng(seed).integers(2))
+    words = [folder, steps, every, 0.0, NEVER, victim, at_step]
+    program = str(Path(__file__).with_name("faulty_training.py"))
+    with contextlib.redirect_stderr(io.StringIO()):
+        run_script(program, [*map(str, words)], 2, oversubscribe=True, min_ranks=1)
+    before = [each.when for each in read(folder, start).events if each.ranks == 2]
+    return read(folder, start, before[-1:])
+
+
+def prepare(folder: str | os.PathLike) -> Path:
+    """Make a folder with the images of the training, which its ranks read at each start."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    data = datasets.load().first(SAMPLES)
+    np.save(folder / "images.npy", data.train_images.reshape(SAMPLES, -1))
+    np.save(folder / "labels.npy", data.train_labels)
+    return folder
+
+
+def read(folder: str | os.PathLike, start: float, deaths: Sequence[float] = ()) -> FaultyRun:
+    """Read what a training noted in its folder; `start` is a time of `time.time()`."""
+    events = []
+    for line in (Path(folder) / "log").read_text().splitlines():
+        what, step, when, ranks = line.split()
+        events.append(Event(what, int(step), float(when) - start, int(ranks)))
+    return FaultyRun(tuple(map(float, deaths)), tuple(events))
