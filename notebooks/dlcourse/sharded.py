@@ -13,7 +13,7 @@ import numpy as np
 from dlguide.data import texts
 from dlguide.parallel.zero import DenseLayer, UpdateRule, ZeroTrainer, softmax_cross_entropy
 
-CONTEXT = 8  # characters that are seen before the one to be predicted
+CONTEXT = 4  # characters that are seen before the one to be predicted
 
 
 @cache
@@ -28,10 +28,10 @@ def text_batch(count: int, step: int, dtype: str = "f8") -> tuple[np.ndarray, np
     return hot.reshape(count, -1), labels[:, -1]
 
 
-def text_layers(width: int = 384, hidden: int = 6, dtype: str = "f8") -> list[DenseLayer]:
-    """Return a stack of dense layers that predicts the next character."""
+def text_layers(dtype: str = "f8", depth: int = 12) -> list[DenseLayer]:
+    """Return equal dense layers and a narrow one, which predict the next character."""
     words = _text().vocabulary
-    sides = [CONTEXT * words, *[width] * (hidden + 1), words]
+    sides = [CONTEXT * words] * (depth + 1) + [words]
     pairs = list(pairwise(sides))
     return [
         DenseLayer(*pair, seed, linear=seed == len(pairs) - 1, dtype=dtype)
@@ -107,9 +107,14 @@ def _oversleep(seconds: float = 0.001) -> float:
 
 
 class _TimedLayer(DenseLayer):
-    """A layer without nonlinearity that records when it computes."""
+    """A layer without nonlinearity that records when it computes; it can stand for a device.
+
+    `device_s` is what the device takes forward, and half of what it takes backward: meanwhile the
+    core is free.
+    """
 
     times: list[tuple[str, float, float]]
+    device_s = 0.0
 
     def forward(self, *arguments: Any) -> Any:
         return self._timed("forward", super().forward, arguments)
@@ -120,6 +125,7 @@ class _TimedLayer(DenseLayer):
     def _timed(self, kind: str, call: Any, arguments: tuple) -> Any:
         start_s = perf_counter()
         result = call(*arguments)
+        sleep(self.device_s * (2 if kind == "backward" else 1))
         self.times.append((kind, start_s, perf_counter()))
         return result
 
@@ -143,15 +149,26 @@ class _TimedTrainer(ZeroTrainer):
 
 
 def timed_steps(
-    comm: Any, bytes_per_s: float, prefetch: bool, steps: int, width: int, depth: int, samples: int
+    comm: Any,
+    bytes_per_s: float,
+    prefetch: bool,
+    device_s: float = 0.0,
+    steps: int = 8,
+    width: int = 512,
+    depth: int = 8,
+    samples: int = 1024,
 ) -> list[dict[str, Any]]:
     """Train equal layers by stage 3 over a slow link; return the times of each step but the first.
+
+    Args:
+        device_s: time of a layer forward on a device (s); 0 computes on this core.
 
     Returns:
         list: of each step `step_s`, `gather_s`, `waited_s` and `times`, a list of what was done
             ("forward", "backward", "gather", "reduce-scatter"), from when and until when (s from
             the start of the step).
     """
+    samples = 8 if device_s else samples
     random, found = np.random.default_rng(comm.rank), []
     inputs = random.normal(size=(samples, width)).astype("f4")
     labels = random.integers(0, width, samples)
@@ -164,6 +181,8 @@ def timed_steps(
             times: list[tuple[str, float, float]] = []
             for each in (trainer, *layers):
                 each.times = times
+            for layer in layers:
+                layer.device_s = device_s
             before = trainer.gather_s, trainer.waited_s
             comm.Barrier()
             start_s = perf_counter()
