@@ -411,6 +411,9 @@ def test_what_does_not_fit_is_refused_with_the_nearest_layout_that_does():
         zero.require_memory(layers, 4, 1300, replicas=2)
     with pytest.raises(ValueError, match=r"Take prefetch=False\."):
         zero.require_memory(layers, 4, 1200, prefetch=True)
+    # stage 2 in one group sends less and fits as well, but has three arguments changed
+    with pytest.raises(ValueError, match=r"Take prefetch=False\."):
+        zero.require_memory(layers, 4, 2200, replicas=2, prefetch=True)
     with pytest.raises(ValueError, match=r"No number of ranks fits: .* takes 200 bytes\."):
         zero.require_memory(layers, 4, 200)
 
