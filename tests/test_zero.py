@@ -372,6 +372,8 @@ def what_trainers_refuse():
     attempt("layers", layers=0)
     attempt("rates", rate=0.1 + comm.rank)
     attempt("shapes", inputs=2 + comm.rank)
+    attempt("memory", layers=4, limit_nbytes=100.0, stage=1)
+    attempt("limits", limit_nbytes=1e6 + comm.rank)
     return told
 
 
@@ -384,8 +386,36 @@ def test_what_a_trainer_cannot_do_is_refused_on_all_ranks_alike(tmp_path):
     assert told["layers"].startswith("`layers` must hold at least one layer")
     assert "`rule` must be equal on all ranks" in told["rates"]
     assert "rank 2: shape (10,)" in told["shapes"]
+    # 4 layers of 6 weights in 8 bytes: weights and gradients whole, and a third of one on arrival
+    assert told["memory"].startswith("`limit_nbytes` must be at least the 400 bytes that stage 1")
+    assert told["memory"].endswith("No layout of 3 ranks fits: take 96 ranks with stage=3.")
+    assert "`limit_nbytes` must be equal on all ranks" in told["limits"]
     with pytest.raises(ValueError, match=r"the 16 ranks, got 7\. Take 8\."):
         zero.bytes_sent(100, 16, 3, replicas=7)
+
+
+def test_what_does_not_fit_is_refused_with_the_nearest_layout_that_does():
+    layers, said = [100.0] * 10, {}
+    # by hand, on 4 ranks with Adam: 1000 (3 - stage + (2 + stage - 1) / 4) and the largest layer
+    fits = {1: 2525, 2: 1850, 3: 1200}
+    for stage, need in fits.items():
+        assert zero.require_memory(layers, 4, need, stage=stage) == need
+        with pytest.raises(ValueError, match=rf"at least the {need} bytes") as caught:
+            zero.require_memory(layers, 4, need - 1, stage=stage)
+        said[stage] = str(caught.value)
+    assert said[1].endswith("Take stage=2.")
+    assert said[2].endswith("Take stage=3.")
+    assert said[3].endswith("No layout of 4 ranks fits: take 5 ranks with stage=3.")
+    assert zero.require_memory(layers, 5, 1199) == 1000
+    with pytest.raises(ValueError, match=r"Take replicas=1\."):
+        zero.require_memory(layers, 4, 1300, replicas=2)
+    with pytest.raises(ValueError, match=r"Take prefetch=False\."):
+        zero.require_memory(layers, 4, 1200, prefetch=True)
+    # stage 2 in one group sends less and fits as well, but has three arguments changed
+    with pytest.raises(ValueError, match=r"Take prefetch=False\."):
+        zero.require_memory(layers, 4, 2200, replicas=2, prefetch=True)
+    with pytest.raises(ValueError, match=r"No number of ranks fits: .* takes 200 bytes\."):
+        zero.require_memory(layers, 4, 200)
 
 
 def test_hybrid_sharding_sends_less_to_other_groups():

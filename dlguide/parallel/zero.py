@@ -26,8 +26,8 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import pairwise
-from math import prod
+from itertools import pairwise, product
+from math import ceil, prod
 from queue import SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -269,6 +269,8 @@ class ZeroTrainer:
         loss: (outputs, labels) -> sum of the losses, and its gradient by the outputs. The mean
             over all labels (`np.size`) of all ranks is minimised.
         replicas: groups with the same state (count).
+        limit_nbytes: memory of a rank for all but activations, see `require_memory` (bytes); None
+            for no limit. The layers then make their initial weights once more.
 
     Attributes:
         gather_s: time that gathers of weights took in stage 3 (s).
@@ -288,16 +290,22 @@ class ZeroTrainer:
         stage: int = 3,
         replicas: int = 1,
         prefetch: bool = False,
+        limit_nbytes: float | None = None,
     ) -> None:
         self.layers, self.comm, self.loss = list(layers), comm, loss
         self.rule, self.stage, self.prefetch = rule or UpdateRule(), stage, prefetch
         asked = {"rule": self.rule, "stage": stage, "replicas": replicas, "prefetch": prefetch}
+        asked["limit_nbytes"] = limit_nbytes
         with agree_or_raise(comm, {**asked, "layers": len(self.layers)}):
             require(stage in (1, 2, 3), "stage", "be 1, 2 or 3", stage)
             require(bool(self.layers), "layers", "hold at least one layer", self.layers)
             require_replicas(replicas, comm.size)
             if prefetch:
                 require_threads()
+            if limit_nbytes is not None:
+                sizes = [sum(w.nbytes for w in one.initial_weights()) for one in self.layers]
+                layout = (self.rule.method, stage, replicas, prefetch)
+                require_memory(sizes, comm.size, limit_nbytes, *layout)
         mesh = copies_mesh(comm, replicas)
         # their own, so that messages are not mixed up with those of the layers
         self.shards, self.replicas = mesh.along("model").Dup(), mesh.along("data").Dup()
@@ -450,8 +458,7 @@ def softmax_cross_entropy(logits: np.ndarray, labels: np.ndarray) -> tuple[float
 
 def require_replicas(replicas: Any, ranks: int) -> int:
     """Return a count of groups that divides the ranks, or say which nearest one does."""
-    count = require_count(replicas, "replicas")
-    divisors = [each for each in range(1, ranks + 1) if ranks % each == 0]
+    count, divisors = require_count(replicas, "replicas"), _divisors(ranks)
     nearest = min(divisors, key=lambda each: abs(each - count))
     require(count in divisors, "replicas", f"divide the {ranks} ranks", count, f"Take {nearest}.")
     return count
@@ -501,9 +508,66 @@ def memory_bytes(
 def working_bytes(layer_nbytes: int, ranks: int, stage: int, prefetch: bool = False) -> float:
     """Predict what the largest layer takes on top while `ZeroTrainer` computes it (bytes).
 
-    Stage 1: a part of a gradient on arrival. Stage 2: a whole gradient. Stage 3: also the whole
-    weights. With `prefetch` one more array, of weights or a gradient in transit. The activations
-    come on top.
+    `ranks` are those that share a copy of the state. Stage 1: a part of a gradient on arrival.
+    Stage 2: a whole gradient. Stage 3: also the whole weights. With `prefetch` one more array, of
+    weights or a gradient in transit. The activations come on top.
     """
     require(stage in (1, 2, 3), "stage", "be 1, 2 or 3", stage)
     return layer_nbytes / ranks if stage == 1 else layer_nbytes * (stage - 1 + prefetch)
+
+
+def require_memory(
+    layers: Sequence[float],
+    ranks: int,
+    limit_nbytes: float,
+    method: str = "adam",
+    stage: int = 3,
+    replicas: int = 1,
+    prefetch: bool = False,
+) -> float:
+    """Return what a rank needs for all but activations (bytes), or name the nearest that fits.
+
+    The nearest layout has the fewest arguments changed, and of these sends the fewest bytes.
+
+    Args:
+        layers: size of the weights of each layer (bytes).
+
+    Raises:
+        ValueError: when it is more than `limit_nbytes`.
+
+    >>> require_memory([100.0] * 10, 4, limit_nbytes=2000, stage=3)
+    1200.0
+    """
+    total, largest = sum(layers), max(layers)
+    asked = {"stage": stage, "replicas": require_replicas(replicas, ranks), "prefetch": prefetch}
+
+    def needed(stage: int, replicas: int, prefetch: bool) -> float:
+        working = working_bytes(largest, ranks // replicas, stage, prefetch)
+        return memory_bytes(total, ranks, method, stage, replicas) + working
+
+    choices = product((1, 2, 3), _divisors(ranks), (False, True))
+    layouts = [dict(zip(asked, each, strict=True)) for each in choices]
+    fitting = [layout for layout in layouts if needed(**layout) <= limit_nbytes]
+    whole = working_bytes(largest, ranks, 3)
+    if fitting:
+
+        def distance(layout: dict[str, int]) -> tuple[int, float]:
+            changed = sum(layout[name] != asked[name] for name in asked)
+            return changed, bytes_sent(total, ranks, layout["stage"], layout["replicas"])
+
+        nearest = min(fitting, key=distance)
+        changes = [f"{name}={each}" for name, each in nearest.items() if each != asked[name]]
+        then = f"Take {', '.join(changes)}."
+    elif limit_nbytes > whole:
+        more = ceil(memory_bytes(total, 1, method, 3) / (limit_nbytes - whole))
+        then = f"No layout of {ranks} ranks fits: take {more} ranks with stage=3."
+    else:
+        then = f"No number of ranks fits: the largest layer alone takes {whole:.4g} bytes. Cut it."
+    need = needed(**asked)
+    must = f"be at least the {need:.4g} bytes that stage {stage} takes on each of {ranks} ranks"
+    require(need <= limit_nbytes, "limit_nbytes", must, limit_nbytes, then)
+    return need
+
+
+def _divisors(ranks: int) -> list[int]:
+    return [each for each in range(1, ranks + 1) if ranks % each == 0]

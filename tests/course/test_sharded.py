@@ -1,0 +1,82 @@
+"""What lesson 91 stands on: links as slow as asked, bytes by receiver, times of a sharded step."""
+
+import numpy as np
+import pytest
+from on_ranks import on_ranks
+
+from dlcourse import sharded
+
+pytestmark = pytest.mark.ranks
+
+
+def slow_messages(mbytes_per_s, nbytes):
+    import time
+
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlcourse import sharded
+    from dlguide.collectives import allgather_ring
+
+    comm, found = MPI.COMM_WORLD, []
+    for speed in (float("inf"), 1e6 * mbytes_per_s):
+        link = sharded.link_comm(comm, speed)
+        pairs = link.Dup().Split(comm.rank % 2, comm.rank)  # 0 and 2, 1 and 3
+        comm.Barrier()
+        start_s = time.perf_counter()
+        for _ in range(5):
+            allgather_ring(np.zeros(nbytes, "u1"), pairs)
+        found.append([(time.perf_counter() - start_s) / 5, link.sent])
+    return found
+
+
+def test_a_link_is_as_slow_as_asked_and_names_the_receiver(tmp_path):
+    everyone = on_ranks(4, slow_messages, tmp_path, mbytes_per_s=10, nbytes=400_000)
+    for rank, ((fast_s, fast), (slow_s, slow)) in enumerate(everyone):
+        # half of the array in each message, which takes 20 ms
+        assert fast == slow == [[(rank + 2) % 4, 200_000]] * 5
+        assert slow_s > 0.018
+        assert slow_s - fast_s < 0.1  # four ranks may share two cores with others
+
+
+def sharded_steps(prefetch, device_s):
+    from mpi4py import MPI
+
+    from dlcourse import sharded
+
+    options = {"steps": 2, "width": 16, "depth": 3, "samples": 8}
+    return sharded.timed_steps(MPI.COMM_WORLD, 1e6, prefetch, device_s, **options)
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+@pytest.mark.parametrize("device_s", [0.0, 0.01])
+def test_times_of_a_step_have_each_part_as_often_as_stage_3_does_it(tmp_path, prefetch, device_s):
+    for steps in on_ranks(2, sharded_steps, tmp_path, prefetch=prefetch, device_s=device_s):
+        assert len(steps) == 2
+        for step in steps:
+            kinds = [kind for kind, _, _ in step["times"]]
+            parts = ("forward", "backward", "gather", "reduce-scatter")
+            assert [kinds.count(kind) for kind in parts] == [3, 3, 6, 3]
+            assert all(0 <= a <= b <= step["step_s"] for _, a, b in step["times"])
+            assert step["waited_s"] <= step["gather_s"] * 1.5
+            if device_s:
+                spans = [b - a for kind, a, b in step["times"] if kind == "backward"]
+                assert min(spans) >= 2 * device_s
+                # half of a layer of 1088 bytes at 1e6 bytes/s takes less than computing 0.01 s
+                hidden = 1 - step["waited_s"] / step["gather_s"]
+                assert hidden > 0.3 if prefetch else hidden < 0.3
+
+
+def test_sizes_are_those_of_the_arrays():
+    for dtype in ("f4", "f8"):
+        layers = sharded.text_layers(dtype, depth=2)
+        weights = [layer.initial_weights() for layer in layers]
+        assert sharded.nbytes(layers) == [sum(each.nbytes for each in of) for of in weights]
+        inputs, labels = sharded.text_batch(5, 0, dtype)
+        kept, values = inputs.nbytes, inputs
+        for layer, own in zip(layers, weights, strict=True):
+            values, _ = layer.forward(own, values)
+            kept += values.nbytes
+        assert kept == sharded.activation_nbytes(layers, 5)
+        assert values.dtype == np.dtype(dtype)
+        assert values.shape[1] > labels.max()
