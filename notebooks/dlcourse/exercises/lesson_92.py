@@ -22,9 +22,10 @@ def merge(out_a, log_a, out_b, log_b, shift=1, even=0, weighted=1):
     if even:
         return (out_a + out_b) / 2, np.logaddexp(log_a, log_b)
     highest = np.maximum(log_a, log_b) if shift else np.zeros_like(log_a)
-    a, b = np.exp(log_a - highest), np.exp(log_b - highest)
-    out = (a[:, None] * out_a + b[:, None] * out_b) / (a + b)[:, None]
-    return out, highest + np.log(a + b)
+    with np.errstate(all="ignore"):
+        a, b = np.exp(log_a - highest), np.exp(log_b - highest)
+        out = (a[:, None] * out_a + b[:, None] * out_b) / (a + b)[:, None]
+        return out, highest + np.log(a + b)
 
 
 def halves(size, seed, none=0):
@@ -225,7 +226,7 @@ EXERCISES = {
             "The ranks must divide the heads of the keys, too.": partial(cheaper, of_keys=0),
             "In Ulysses a rank keeps 1 / p of each array.": partial(cheaper, keep=0),
         },
-        remark="Ulysses sends less with more ranks; the ring sends almost the same with any number."),
+        remark="Ulysses sends less on more ranks, the ring almost the same on any number."),
     "92-2": Exercise(
         merge,
         cases=[halves(0, 1), halves(1000, 2), halves(-1000, 3), halves(3, 4, none=2)],
