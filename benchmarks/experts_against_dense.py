@@ -41,8 +41,10 @@ def row(cluster: Cluster, kind: str, seed: int, rate: float) -> dict:
         "rate": rate,
         "seed": seed,
         "held_out_nats": round(run.held_out_nats, 5),
-        "imbalance": round(float(np.mean(run.imbalance[late] or [1.0])), 3),
-        "dropped_percent": round(100 * float(np.mean(run.dropped_share[late] or [0.0])), 2),
+        "imbalance": round(np.mean(run.imbalance[late]), 3) if run.imbalance else "",
+        "dropped_percent": round(100 * np.mean(run.dropped_share[late]), 2)
+        if run.imbalance
+        else "",
         "step_ms": round(1e3 * run.step_s, 2),
     }
 
