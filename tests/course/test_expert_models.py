@@ -65,5 +65,5 @@ def test_parts_of_the_work():
     dense, experts = map(expert_models.multiply_adds, ("dense, equal work", "experts, bias"))
     assert dense["layer"] == experts["layer"] == 2 * 64 * 256
     assert experts["empty places"] == dense["layer"] / 4
-    with pytest.raises(ValueError, match="`kind` must be one of .*, got 'dense'"):
+    with pytest.raises(ValueError, match=r"`kind` must be one of .*, got 'dense'"):
         expert_models.multiply_adds("dense")
