@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
 CHOOSING, SEEDS = (10, 11), (0, 1, 2, 3)
-CHOICE = (0.002, 0.004, 0.008, 0.016, 0.032)
+CHOICE = (0.004, 0.008, 0.016, 0.032)
 
 
 def train(comm: Comm, kind: str, seed: int, rate: float) -> expert_models.Run:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CONTEXT, EMBEDDING, WIDTH, HIDDEN, EXPERTS, K, CAPACITY = 8, 16, 64, 256, 8, 2, 1.25
 STEPS, BATCH = 1000, 512  # the batch is that of all ranks
-RATES = {  # the best of five for two other seeds: benchmarks/experts_against_dense.py --choose
+RATES = {  # the best of four for two other seeds: benchmarks/experts_against_dense.py --choose
     "dense, equal work": 0.016,
     "dense, equal weights": 0.008,
     "experts, left alone": 0.008,
