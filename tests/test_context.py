@@ -84,12 +84,13 @@ def test_attention_on_ranks_equals_that_of_the_whole_sequence(tmp_path, ranks):
             assert case["like"] == [[True, True]] * 4
             assert case["sent"] == case["predicted"], case
             if tile == 1 and method == "ring":  # no score is computed in vain
-                assert case["pairs"] == context.work(48, ranks, sharding)[rank].sum()
+                assert case["pairs"] == context.count_pairs(48, ranks, sharding)[rank].sum()
 
 
 @pytest.mark.parametrize(("ranks", "last"), [(2, 3), (3, 5), (4, 7), *long((16, 31))])
 def test_zigzag_gives_all_ranks_the_same_work(ranks, last):
-    contiguous, zigzag = (context.work(960, ranks, name) for name in ("contiguous", "zigzag"))
+    ways = ("contiguous", "zigzag")
+    contiguous, zigzag = (context.count_pairs(960, ranks, way) for way in ways)
     # every pair of a query and a key that it sees is computed once
     assert contiguous.sum() == zigzag.sum() == 960 * 961 // 2
     per_rank = contiguous.sum(axis=1)
@@ -130,10 +131,10 @@ def what_is_refused():
 
     comm, told = MPI.COMM_WORLD, {}
 
-    def attempt(name, call, heads, groups, own, *rest):
+    def attempt(name, call, heads, groups, own, *rest, dtypes=("f8",) * 3):
         shapes = [(1, count, own, 2) for count in (heads, groups, groups)]
         try:
-            call(*map(np.ones, shapes), comm, *rest)
+            call(*map(np.ones, shapes, dtypes), comm, *rest)
             told[name] = "nothing"
         except ValueError as error:
             told[name] = str(error)
@@ -146,6 +147,9 @@ def what_is_refused():
     attempt("one rank", ring, 6, 6, 6 + 2 * (comm.rank == 1))
     attempt("sharding", ring, 6, 6, 6, "zigzags")
     attempt("tile", ring, 6, 6, 6, "zigzag", 0)
+    attempt("dtypes", ring, 6, 6, 6, dtypes=("f8", "f4", "f4"))
+    attempt("integers", ulysses, 6, 6, 6, dtypes=("i8",) * 3)
+    attempt("dtypes of a rank", ring, 6, 6, 6, dtypes=("f8", *("f8" if comm.rank else "f4",) * 2))
     return told
 
 
@@ -163,6 +167,11 @@ def test_what_does_not_divide_is_refused_on_all_ranks_alike(tmp_path):
     assert "rank 1" in told["one rank"]
     assert told["sharding"].endswith("Did you mean zigzag?")
     assert told["tile"].startswith("`tile` must be a whole number of at least 1")
+    assert told["dtypes"].startswith(
+        "`queries, keys and values` must be floating-point of one dtype"
+    )
+    assert "int64" in told["integers"]
+    assert told["dtypes of a rank"].startswith("rank 0: `queries, keys and values` must be")
     with pytest.raises(ValueError, match=r"multiple of 2 x 3 ranks, got 64. Take 66, or 2"):
         context.positions(64, 3, 0)
     with pytest.raises(ValueError, match="`method` must be one of ring, ulysses, got 'rings'"):

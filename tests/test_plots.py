@@ -132,6 +132,8 @@ def test_own_words_for_a_picture_are_escaped():
     figure, panels = plots.figure(rows=2, columns=2, alt='a <curve> that "falls"')
     assert len(panels) == 4
     assert 'alt="a &lt;curve&gt; that &quot;falls&quot;"' in shown(figure)[1]
+    figure.alt = "set later"
+    assert 'alt="set later"' in shown(figure)[1]
 
 
 def test_drawing_touches_nothing_global():

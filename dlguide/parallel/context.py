@@ -62,7 +62,7 @@ def positions(length: int, ranks: int, rank: int, sharding: str = "zigzag") -> n
     return np.concatenate([np.array(part) for part in _parts(length, ranks, rank, sharding)])
 
 
-def work(length: int, ranks: int, sharding: str = "zigzag") -> np.ndarray:
+def count_pairs(length: int, ranks: int, sharding: str = "zigzag") -> np.ndarray:
     """Count the pairs of a query and a key it sees that each rank computes in each ring step.
 
     The sum of a row is a rank's work; max / min of these sums is the imbalance. All ranks wait
@@ -74,7 +74,7 @@ def work(length: int, ranks: int, sharding: str = "zigzag") -> np.ndarray:
     Raises:
         ValueError: as `positions` does.
 
-    >>> work(4, 2, "contiguous").tolist(), work(4, 2, "zigzag").tolist()
+    >>> count_pairs(4, 2, "contiguous").tolist(), count_pairs(4, 2).tolist()
     ([[3, 0], [3, 4]], [[3, 2], [3, 2]])
     """
     found = np.zeros((ranks, ranks), int)
@@ -113,7 +113,7 @@ class AttentionCache:
 
     Heads are in groups, (batch, key heads, queries per key, positions, width). `log_sums` is the
     logarithm of each query's sum of exponentials. `pairs` counts the scores that were computed
-    for each head: `work`, and what the tiles on the diagonal compute in vain.
+    for each head: `count_pairs`, and what the tiles on the diagonal compute in vain.
     """
 
     queries: np.ndarray
@@ -269,7 +269,8 @@ def _require_fitting(
     tile: int,
     by_heads: bool = False,
 ) -> None:
-    shapes = queries.shape, keys.shape, values.shape, str(queries.dtype)
+    arrays = queries, keys, values
+    shapes = [(each.shape, str(each.dtype)) for each in arrays]
     with agree_or_raise(comm, {"shapes": shapes, "sharding": sharding, "tile": tile}):
         require_known(sharding, SHARDINGS, "sharding")
         require_count(tile, "tile")
@@ -278,6 +279,9 @@ def _require_fitting(
         like = (batch, *keys.shape[1:2], own, width)
         require(keys.shape == like, "keys", f"have the shape {like}", keys.shape)
         require(values.shape == like, "values", f"have the shape {like}", values.shape)
+        types = [str(each.dtype) for each in arrays]
+        fits = len(set(types)) == 1 and queries.dtype.kind == "f"
+        require(fits, "queries, keys and values", "be floating-point of one dtype", types)
         divisors = [each for each in range(1, heads + 1) if heads % each == 0]
         nearest = min(divisors, key=lambda each: abs(each - like[1]))
         must, then = f"divide the {heads} heads of the queries", f"Take {nearest}."

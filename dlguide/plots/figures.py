@@ -63,7 +63,8 @@ def figure(
     Args:
         width: of the whole figure (inches); 0 for 4.2 per column.
         height: of one row (inches).
-        alt: alternative text; "" derives it from the titles, labels, lines and bars.
+        alt: alternative text, which may also be set later as `figure.alt`; "" derives it from the
+            titles, labels, lines and bars.
 
     Returns:
         tuple: the Figure and its panels, row by row.
@@ -72,7 +73,7 @@ def figure(
 
     figure = Figure(figsize=(width or 4.2 * columns, height * rows), dpi=150, layout="constrained")
     # Only pyplot registers Figures with notebooks, and its PNG has no alternative text.
-    figure._repr_html_ = partial(_html, figure, alt)
+    figure.alt, figure._repr_html_ = alt, partial(_html, figure)
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
@@ -81,10 +82,10 @@ def figure(
     return figure, panels
 
 
-def _html(figure: Figure, alt: str) -> str:
+def _html(figure: Figure) -> str:
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
-    words = html.escape(alt or describe(figure), quote=True)
+    words = html.escape(figure.alt or describe(figure), quote=True)
     width = round(100 * figure.get_figwidth())
     data = base64.b64encode(picture.getvalue()).decode()
     return f'<img alt="{words}" width="{width}" src="data:image/png;base64,{data}"/>'
