@@ -24,7 +24,7 @@ from dlguide.models import count
 from dlguide.models.graph import graph_of, itemsize, nodes_of, shape_of
 from dlguide.parallel import pipeline_schedule
 from dlguide.parallel.mesh import copies_mesh
-from dlguide.parallel.pipeline_schedule import BACKWARD, FORWARD, PipelineCell
+from dlguide.parallel.pipeline_schedule import BACKWARD, FORWARD, WEIGHTS, PipelineCell
 
 if TYPE_CHECKING:
     import keras
@@ -232,7 +232,9 @@ class PipelineParallel:
     def _cut_batch(self, images: int) -> list[slice]:
         parts = self.microbatches
         require(images >= parts, "images", f"be at least the {parts} microbatches", images)
-        then = "Take another number, or `uneven=True`: cells then take different times."
+        works = [n for n in range(1, images + 1) if images % n == 0]
+        nearest = min(works, key=lambda n: abs(n - parts))
+        then = f"The nearest number: {nearest}. With `uneven=True` cells take different times."
         divides = images % parts == 0 or self.uneven
         require(divides, "images", f"divide into {parts} equal microbatches", images, then)
         return [shard(images, part, parts) for part in range(parts)]
@@ -442,16 +444,17 @@ def median_step(measured: Sequence[PipelineStep]) -> PipelineStep:
 
 
 def cell_seconds(measured: Sequence[PipelineStep]) -> dict[str, list[float]]:
-    """Return the median time of each stage's cells, forward and backward (s)."""
+    """Return the median time of each stage's cells, by the kinds that the schedule has (s)."""
     require(bool(measured), "measured", "hold at least one step", list(measured))
     cells = [cell for step in measured for cell in step.cells]
-    stages = range(1 + max(cell.stage for cell in cells))
+    stages, kinds = range(1 + max(cell.stage for cell in cells)), {cell.kind for cell in cells}
     return {
         kind: [
             statistics.median(c.seconds for c in cells if c.stage == stage and c.kind == kind)
             for stage in stages
         ]
-        for kind in (FORWARD, BACKWARD)
+        for kind in (FORWARD, BACKWARD, WEIGHTS)
+        if kind in kinds
     }
 
 
