@@ -4,8 +4,8 @@
 
 Computing is a calibrated wait (4 ranks share fewer cores otherwise), messages are real. The links
 are measured before, by allreduces of one size among 2 and among all ranks; nothing is fitted to the
-steps. Writes data/measured/layouts.csv: layout, predicted and measured step (median, lowest,
-highest). Prints the median of |predicted / measured - 1|, and how much longer the layout that the
+steps. Each net is run with two speeds, so that messages are a small and a large part of the step.
+Writes data/measured/layouts.csv: layout, predicted and measured step (median, lowest, highest). Prints the median of |predicted / measured - 1|, and how much longer the layout that the
 planner prefers takes than the fastest one.
 """
 
@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from itertools import product
+from operator import itemgetter
 
 from dlcourse import measured, waiting_ranks
 from dlguide.cluster import Cluster
@@ -20,7 +22,7 @@ from dlguide.models import GPTShape
 from dlguide.parallel import layout_planner
 from dlguide.scaling.costs import Link
 
-SERIAL_S, BATCH, MICROBATCHES, REPEATS = 1.2, 16, 4, 5
+SERIALS_S, BATCH, MICROBATCHES, REPEATS = (1.2, 0.3), 16, 4, 5  # computing on one rank
 NETS = {
     "narrow, long": GPTShape(256, 512, 128, 4, 4, 0, 8),
     "wide, short": GPTShape(32, 512, 384, 4, 4, 0, 8),
@@ -58,8 +60,8 @@ def main() -> None:
     chosen, rows = options.parse_args(), []
     for ranks in (2, 4):
         with Cluster(ranks=ranks, oversubscribe=True, magics=False) as cluster:
-            for name, net in NETS.items():
-                flops_per_s = BATCH * net.training_flops / SERIAL_S
+            for (name, net), serial_s in product(NETS.items(), SERIALS_S):
+                flops_per_s = BATCH * net.training_flops / serial_s
                 (whole, pair) = cluster.run(links, ranks)[0]
                 machine = layout_planner.RankSpeeds(
                     flops_per_s, *whole, 1e12, ranks_per_node=2, inside=Link(*pair)
@@ -78,6 +80,7 @@ def main() -> None:
                         {
                             "ranks": ranks,
                             "net": name,
+                            "serial_s": serial_s,
                             "layout": one.name,
                             "predicted_s": round(one.step_s, 5),
                             "exchange_s": round(one.exchange_s, 5),
@@ -87,7 +90,7 @@ def main() -> None:
                             "high_s": round(max(seconds), 5),
                         }
                     )
-                    print(ranks, f"{name:13} {one.name:22}", end=" ")
+                    print(ranks, f"{name:12} {serial_s} s {one.name:22}", end=" ")
                     print(f"predicted {one.step_s:.3f} s, measured {median:.3f} s", end=" ")
                     print(f"({min(seconds):.3f} to {max(seconds):.3f}), {one.step_s / median:.2f}")
     summary(rows)
@@ -100,11 +103,12 @@ def summary(rows: list[dict]) -> None:
     errors = [abs(row["predicted_s"] / row["measured_s"] - 1) for row in rows]
     print(f"|predicted / measured - 1|: median {statistics.median(errors):.3f}, ", end="")
     print(f"largest {max(errors):.3f}, of {len(rows)} layouts")
-    for ranks, net in dict.fromkeys((row["ranks"], row["net"]) for row in rows):
-        own = [row for row in rows if (row["ranks"], row["net"]) == (ranks, net)]
+    case = itemgetter("ranks", "net", "serial_s")
+    for each in dict.fromkeys(map(case, rows)):
+        own = [row for row in rows if case(row) == each]
         first = min(own, key=lambda row: row["predicted_s"])
         best = min(own, key=lambda row: row["measured_s"])
-        print(f"{ranks} ranks, {net}: its choice {first['layout']} takes", end=" ")
+        print(*each, f"s: its choice {first['layout']} takes", end=" ")
         print(f"{first['measured_s'] / best['measured_s']:.2f} times the best ({best['layout']})")
 
 

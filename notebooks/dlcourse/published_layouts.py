@@ -1,4 +1,4 @@
-"""Published trainings of large models, and what the layout planner predicts for them (lesson 93)."""
+"""Published trainings of large models, and what the layout planner predicts for them."""
 
 from __future__ import annotations
 
