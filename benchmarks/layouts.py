@@ -5,8 +5,9 @@
 Computing is a calibrated wait (4 ranks share fewer cores otherwise), messages are real. The links
 are measured before, by allreduces of one size among 2 and among all ranks; nothing is fitted to the
 steps. Each net is run with two speeds, so that messages are a small and a large part of the step.
-Writes data/measured/layouts.csv: layout, predicted and measured step (median, lowest, highest). Prints the median of |predicted / measured - 1|, and how much longer the layout that the
-planner prefers takes than the fastest one.
+Writes data/measured/layouts.csv: layout, predicted and measured step (median, lowest, highest).
+Prints the median of |predicted / measured - 1|, and how much longer the layout that the planner
+prefers takes than the fastest one.
 """
 
 from __future__ import annotations
