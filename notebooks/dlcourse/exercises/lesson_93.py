@@ -45,8 +45,8 @@ def layers(seed, samples, inputs, outputs):
 LAYERS = [layers(93, 7, 4, 3), layers(94, 1, 2, 5), layers(95, 6, 6, 6)]
 
 
-def slowest_link(width, tensor, flops_per_s, share, sums=4, ring=2, divided=True, passes=6):
-    nbytes = sums * ring * (tensor - 1) / tensor * 2 * width
+def slowest_link(width, tensor, flops_per_s, share, sums=4, own=1, divided=True, passes=6):
+    nbytes = sums * 2 * (tensor - own) / tensor * 2 * width
     seconds = passes * 12 * width**2 / flops_per_s / (tensor if divided else 1)
     return nbytes / (share * seconds)
 
@@ -204,8 +204,10 @@ EXERCISES = {
                    (16_384, 16, 5e14, 1.0)],
             hint="bytes / speed = share * flops / (tensor * flops_per_s), for one token.",
             mistakes={
-                "Two allreduces forward and two backward.": partial(slowest_link, sums=2),
-                "A ring sends 2 (t - 1)/t of an allreduce's bytes.": partial(slowest_link, ring=1),
+                "Four allreduces, and a ring sends 2 (t - 1)/t of the bytes of each.":
+                    partial(slowest_link, sums=2),
+                "A rank keeps its own part: 2 (t - 1)/t of the bytes.":
+                    partial(slowest_link, own=0),
                 "The flops are shared by `tensor` GPUs.": partial(slowest_link, divided=False),
                 "Training is forward and backward: 6 flops for each weight.":
                     partial(slowest_link, passes=2),
