@@ -4,8 +4,8 @@
     python benchmarks/pipeline_bubble.py --microbatches 4 --width 768
     python benchmarks/pipeline_bubble.py --write
 
-Trains a net whose two halves take equally long. For each schedule (with `--recompute` also GPipe and
-1F1B with recomputation) it prints the bubble of each step (median and range), its ratio to the
+Trains a net whose two halves take equally long. For each schedule (with `--recompute` also GPipe
+and 1F1B with recomputation) it prints the bubble of each step (median and range), its ratio to the
 formula (goal: 0.90 to 1.10 at 8 microbatches), the bubble that follows from the measured times of
 each stage, and how unequal the stages were; `--write` puts them into
 data/measured/pipeline_bubble.csv. For ZB-H1 the formula takes the measured times of forward,
