@@ -19,16 +19,10 @@ from operator import itemgetter
 
 from dlcourse import measured, waiting_ranks
 from dlguide.cluster import Cluster
-from dlguide.models import GPTShape
 from dlguide.parallel import layout_planner
 from dlguide.scaling.costs import Link
 
 SERIALS_S, BATCH, MICROBATCHES, REPEATS = (1.2, 0.3), 16, 4, 5  # computing on one rank
-NETS = {
-    "narrow, long": GPTShape(256, 512, 128, 4, 4, 0, 8),
-    "wide, short": GPTShape(32, 512, 384, 4, 4, 0, 8),
-    "deep": GPTShape(64, 256, 192, 4, 4, 0, 14),
-}
 
 
 def links(ranks: int) -> list[tuple[float, float]]:
@@ -61,7 +55,7 @@ def main() -> None:
     chosen, rows = options.parse_args(), []
     for ranks in (2, 4):
         with Cluster(ranks=ranks, oversubscribe=True, magics=False) as cluster:
-            for (name, net), serial_s in product(NETS.items(), SERIALS_S):
+            for (name, net), serial_s in product(waiting_ranks.NETS.items(), SERIALS_S):
                 flops_per_s = BATCH * net.training_flops / serial_s
                 (whole, pair) = cluster.run(links, ranks)[0]
                 machine = layout_planner.RankSpeeds(

@@ -24,6 +24,11 @@ from dlguide.parallel.pipeline_schedule import BACKWARD, FORWARD, PipelineCell, 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
+NETS = {  # of `benchmarks/layouts.py`
+    "narrow, long": GPTShape(256, 512, 128, 4, 4, 0, 8),
+    "wide, short": GPTShape(32, 512, 384, 4, 4, 0, 8),
+    "deep": GPTShape(64, 256, 192, 4, 4, 0, 14),
+}
 _POLL_S, _EARLY_S = 5e-5, 2e-4  # between two looks at a message; woken before the end of a wait
 
 
