@@ -90,7 +90,7 @@ def main() -> None:
                     print(f"({min(seconds):.3f} to {max(seconds):.3f}), {one.step_s / median:.2f}")
     summary(rows)
     if not chosen.no_write:
-        print(measured.write("layouts", rows, seeds=[]))
+        print(measured.write("layouts", rows, seeds=["none"]))
 
 
 def summary(rows: list[dict]) -> None:
