@@ -29,7 +29,11 @@ def waited(stages, parts):
     found = waiting_ranks.measure_orders(MPI.COMM_WORLD, orders, seconds, repeats=1)
     rows = {}
     for name, (cells,) in found.items():
-        did = [[c[1:] for c in _of(cells, stage)] for stage in range(stages)]
+        cells = sorted(cells, key=lambda cell: cell.start_s)
+        did = [
+            [(c.kind, c.microbatch, c.chunk) for c in cells if c.stage == stage]
+            for stage in range(stages)
+        ]
         rows[name] = did, [[tuple(work) for work in row] for row in orders[name]]
         ends = {(c.kind, c.chunk * stages + c.stage, c.microbatch): c.end_s for c in cells}
         last = stages * chunks.get(name, 1) - 1
@@ -44,11 +48,6 @@ def waited(stages, parts):
         ]
         rows[name] += (len(early), min(c.end_s - c.start_s for c in cells))
     return rows
-
-
-def _of(cells, stage):
-    own = sorted((c for c in cells if c.stage == stage), key=lambda c: c.start_s)
-    return [(c.start_s, c.kind, c.microbatch, c.chunk) for c in own]
 
 
 def test_ranks_follow_their_lists_and_wait_for_messages(tmp_path):
