@@ -25,7 +25,7 @@ def waited(stages, parts):
         for name, v in chunks.items()
     }
     orders["rounds"] = waiting_ranks.in_rounds(stages, parts, stages)
-    seconds = {key: {"forward": 0.004, "backward": 0.004, "weights": 0.004} for key in orders}
+    seconds = {key: {"forward": 0.02, "backward": 0.02, "weights": 0.02} for key in orders}
     found = waiting_ranks.measure_orders(MPI.COMM_WORLD, orders, seconds, repeats=1)
     rows = {}
     for name, (cells,) in found.items():
@@ -44,7 +44,8 @@ def waited(stages, parts):
             and 0
             <= (place := c.chunk * stages + c.stage + (-1 if c.kind == "forward" else 1))
             <= last
-            and c.start_s < ends[c.kind, place, c.microbatch] - 1e-3  # clocks differ a little
+            and c.start_s
+            < ends[c.kind, place, c.microbatch] - 0.01  # the ranks' clocks are compared under load
         ]
         rows[name] += (len(early), min(c.end_s - c.start_s for c in cells))
     return rows
@@ -57,7 +58,7 @@ def test_ranks_follow_their_lists_and_wait_for_messages(tmp_path):
                 [tuple(work) for work in row] for row in wanted
             ], name
             assert early == 0, name
-            assert shortest >= 0.004, name
+            assert shortest >= 0.02, name
 
 
 def test_rounds_hold_what_there_is_room_for():
