@@ -294,7 +294,7 @@ def test_plans_of_the_llama_herd_fit_where_they_ran():
 @pytest.mark.parametrize(
     ("sides", "words"),
     [
-        ({"data": 4, "tensor": 4}, "must need the 8 ranks there are, got .*4, which needs 16"),
+        ({"data": 4, "tensor": 4}, "must have the 8 ranks there are, got .*4, which needs 16"),
         ({"tensor": 4, "data": 2}, "must divide the net and its batch, got 'data 2 x tensor 4'"),
         ({"tensor": 4, "data": 2}, "nearest layout that works: data 4 x tensor 2"),
         ({"pipeline": 8}, "must divide the net .* works: data 2 x pipeline 4"),

@@ -273,6 +273,7 @@ def test_what_cannot_be_is_told_to_all_ranks_alike(tmp_path):
     assert "do the same when it is computed again, got 'layer dropout'" in told["dropout"]
     assert "not clip by a norm over all stages" in told["clip"]
     assert "`images` must divide into 4 equal microbatches, got 10" in told["divide"]
+    assert "The nearest number: 5." in told["divide"]
     assert "`images` must be at least the 4 microbatches, got 3" in told["few"]
     assert told["labels"] == "rank 2: `labels` must be one for each of 8 images, got 7."
 

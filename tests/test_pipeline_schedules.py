@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lanes import long
 from on_ranks import on_ranks
 
-from dlguide.parallel import pipeline_schedule
+from dlguide.parallel import pipeline, pipeline_schedule
 from dlguide.parallel.pipeline_schedule import Work
 
 pytestmark = pytest.mark.ranks
@@ -270,3 +270,50 @@ def test_split_stages_serve_other_layers_and_refuse_what_cannot_be(tmp_path):
     assert "the pieces mlp can be cut into, got 18. Use fewer stages." in pieces
     assert "`chunks` must be equal on all ranks, got 2 on rank 0 and 3 on rank 1" in differ
     assert "leave every weight in one stage, got 'tokens/embeddings'" in tied
+
+
+def products_of_split_stages():
+    import os
+
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from dlguide.parallel.pipeline import _cross_entropy, _SplitStage
+
+    found = {}
+    for activation in ("relu", "tanh", "linear"):
+        start = x = keras.Input((6,))
+        for units in (5, 4):
+            x = keras.layers.Dense(units, activation)(x)
+        stage = _SplitStage(keras.Model(start, x), 1, 3, _cross_entropy)
+        _, kept = stage.forward(np.ones((3, 6), "f4"), np.zeros(0, "i4"))
+        _, _, later = stage.backward(np.ones((3, 4), "f4"), kept)
+        graph = stage._weights.get_concrete_function(*later).graph
+        needed, todo = {}, [tensor.op for tensor in graph.outputs]
+        while todo:  # what the gradients depend on; the rest is not run
+            op = todo.pop()
+            if op.name not in needed:
+                needed[op.name] = op.type
+                todo += [tensor.op for tensor in op.inputs]
+        right = [layer.activation.__name__ for layer in stage.model.layers[1:]]
+        found[activation] = list(needed.values()).count("MatMul"), right
+        assert tf.executing_eagerly()
+    return found
+
+
+def test_a_split_stage_computes_no_product_twice(tmp_path):
+    (found,) = on_ranks(1, products_of_split_stages, tmp_path)
+    for activation, (products, after) in found.items():
+        assert products == 2, activation  # one for each layer
+        assert after == [activation] * 2
+
+
+def test_passes_are_timed_by_the_kinds_of_their_schedule():
+    cells = pipeline_schedule.predict("zb-h1", 2, 4, 1.0, 3.0, weights_s=1.0)
+    step = pipeline.PipelineStep(0.0, cells, (2, 2), (0, 0))
+    times = {"forward": [1, 1], "backward": [2, 2], "weights": [1, 1]}
+    assert pipeline.cell_seconds([step]) == times
+    plain = pipeline.PipelineStep(0.0, pipeline_schedule.predict("1f1b", 2, 4), (2, 1), (0, 0))
+    assert pipeline.cell_seconds([plain]) == {"forward": [1, 1], "backward": [2, 2]}

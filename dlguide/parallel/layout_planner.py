@@ -230,7 +230,7 @@ def choose_layout(
         return found[asked]
     name = _name(*asked)
     if prod(asked[:4]) != ranks:
-        must, got = f"need the {ranks} ranks there are", f"{name}, which needs {prod(asked[:4])}"
+        must, got = f"have the {ranks} ranks there are", f"{name}, which needs {prod(asked[:4])}"
     elif asked not in found:
         must, got = "divide the net and its batch", name
     else:

@@ -6,7 +6,8 @@ Activations travel forward from stage to stage, gradients backward.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import prod
@@ -24,7 +25,7 @@ from dlguide.models import count
 from dlguide.models.graph import graph_of, itemsize, nodes_of, shape_of
 from dlguide.parallel import pipeline_schedule
 from dlguide.parallel.mesh import copies_mesh
-from dlguide.parallel.pipeline_schedule import BACKWARD, FORWARD, PipelineCell
+from dlguide.parallel.pipeline_schedule import BACKWARD, FORWARD, WEIGHTS, PipelineCell
 
 if TYPE_CHECKING:
     import keras
@@ -232,7 +233,9 @@ class PipelineParallel:
     def _cut_batch(self, images: int) -> list[slice]:
         parts = self.microbatches
         require(images >= parts, "images", f"be at least the {parts} microbatches", images)
-        then = "Take another number, or `uneven=True`: cells then take different times."
+        works = [n for n in range(1, images + 1) if images % n == 0]
+        nearest = min(works, key=lambda n: abs(n - parts))
+        then = f"The nearest number: {nearest}. With `uneven=True` cells take different times."
         divides = images % parts == 0 or self.uneven
         require(divides, "images", f"divide into {parts} equal microbatches", images, then)
         return [shard(images, part, parts) for part in range(parts)]
@@ -322,8 +325,9 @@ class _SplitStage(_Stage):
     """A stage whose backward pass leaves the gradients of the weights for later.
 
     The forward pass sees the weights as constants and adds a zero to the output of each layer that
-    has weights: the gradient of that zero is the gradient of the output. Together with the layer's
-    inputs it is all that the gradients of the weights need; no product is computed twice.
+    has weights, before its activation: the gradient of that zero is the gradient of the output.
+    Together with the layer's inputs it is all that the gradients of the weights need; no product is
+    computed twice.
     """
 
     def _compile(self) -> None:
@@ -344,7 +348,9 @@ class _SplitStage(_Stage):
             def apply(layer: Any) -> Callable[..., Any]:
                 def call(*args: Any, **options: Any) -> Any:
                     given.append(args)
-                    return layer(*args, **options) + zeros[len(given) - 1]
+                    with _linear(layer) as activation:
+                        out = layer(*args, **options) + zeros[len(given) - 1]
+                    return activation(out)
 
                 return call if getattr(layer, "trainable_variables", ()) else layer
 
@@ -360,7 +366,7 @@ class _SplitStage(_Stage):
             sums: dict[int, Any] = {}
             for node, args, slope in zip(self._calls, given, slopes, strict=True):
                 layer, zero = node.operation, tf.UnconnectedGradients.ZERO
-                with tf.GradientTape() as tape:
+                with tf.GradientTape() as tape, _linear(layer):
                     out = layer(*args, **node.arguments.kwargs)
                 own = [variable.value for variable in layer.trainable_variables]
                 found = tape.gradient(out, own, slope, unconnected_gradients=zero)
@@ -397,6 +403,21 @@ class _SplitStage(_Stage):
     def weights(self, kept: tuple) -> list[Any]:
         """Return the gradients of the weights that the backward pass left."""
         return list(self._weights(*kept))
+
+
+@contextmanager
+def _linear(layer: Any) -> Iterator[Callable[[Any], Any]]:
+    """Leave out the activation that a layer ends with, and hand it over; identity without one."""
+    ends = ("Dense", "EinsumDense", "Conv1D", "Conv2D", "Conv3D")
+    activation = getattr(layer, "activation", None) if type(layer).__name__ in ends else None
+    if activation is None:
+        yield lambda out: out
+        return
+    layer.activation = lambda out: out
+    try:
+        yield activation
+    finally:
+        layer.activation = activation
 
 
 def _cross_entropy(labels: Any, logits: Any) -> Any:
@@ -442,16 +463,17 @@ def median_step(measured: Sequence[PipelineStep]) -> PipelineStep:
 
 
 def cell_seconds(measured: Sequence[PipelineStep]) -> dict[str, list[float]]:
-    """Return the median time of each stage's cells, forward and backward (s)."""
+    """Return the median time of each stage's cells, by the kinds that the schedule has (s)."""
     require(bool(measured), "measured", "hold at least one step", list(measured))
     cells = [cell for step in measured for cell in step.cells]
-    stages = range(1 + max(cell.stage for cell in cells))
+    stages, kinds = range(1 + max(cell.stage for cell in cells)), {cell.kind for cell in cells}
     return {
         kind: [
             statistics.median(c.seconds for c in cells if c.stage == stage and c.kind == kind)
             for stage in stages
         ]
-        for kind in (FORWARD, BACKWARD)
+        for kind in (FORWARD, BACKWARD, WEIGHTS)
+        if kind in kinds
     }
 
 

@@ -1,0 +1,241 @@
+"""Pipelines and layouts whose computing is a calibrated wait, while their messages are real.
+
+Ranks that share cores cannot show what a schedule or a layout is worth when they compute. Here a
+pass waits as long as it would compute on an accelerator; the core is free meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from time import perf_counter, sleep
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlguide.collectives.agreement import agree_or_raise, clock_offset
+from dlguide.errors import require
+from dlguide.models import GPTShape
+from dlguide.parallel import pipeline_schedule
+from dlguide.parallel.mesh import RankMesh
+from dlguide.parallel.pipeline import partition
+from dlguide.parallel.pipeline_schedule import BACKWARD, FORWARD, PipelineCell, Work
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+
+NETS = {  # of `benchmarks/layouts.py`
+    "narrow, long": GPTShape(256, 512, 128, 4, 4, 0, 8),
+    "wide, short": GPTShape(32, 512, 384, 4, 4, 0, 8),
+    "deep": GPTShape(64, 256, 192, 4, 4, 0, 14),
+}
+_POLL_S, _EARLY_S = 5e-5, 2e-4  # between two looks at a message; woken before the end of a wait
+
+
+def wait(seconds: float) -> None:
+    """Return after this time: sleep first, and watch the clock for the last moment."""
+    end_s = perf_counter() + seconds
+    sleep(max(0.0, seconds - _EARLY_S))
+    while perf_counter() < end_s:
+        pass
+
+
+def run_order(
+    comm: Comm,
+    order: Sequence[Work],
+    compute: Callable[[Work], None],
+    nbytes: int,
+) -> list[PipelineCell]:
+    """Work through this stage's list; every rank must call, one for each stage.
+
+    Before a forward pass the message of the piece before must have come, before a backward pass
+    that of the piece behind.
+
+    Args:
+        compute: does one pass, or waits as long as it takes.
+        nbytes: size of a message between two pieces.
+
+    Returns:
+        list: this rank's cells, with the times of its own clock (s).
+    """
+    ranks, rank = comm.size, comm.rank
+    last = ranks * (1 + max(work.chunk for work in order)) - 1
+    cells, sending = [], []
+    for work in order:
+        place, step = work.chunk * ranks + rank, {FORWARD: 1, BACKWARD: -1}.get(work.kind, 0)
+        number = 2 * work.microbatch + (work.kind == BACKWARD)
+        if step and 0 <= place - step <= last:
+            came = comm.Irecv(np.empty(nbytes, "u1"), (place - step) % ranks, _tag(place, number))
+            while not came.Test():
+                sleep(_POLL_S)
+        start_s = perf_counter()
+        compute(work)
+        cells.append(
+            PipelineCell(rank, work.microbatch, work.kind, start_s, perf_counter(), work.chunk)
+        )
+        if step and 0 <= place + step <= last:
+            to, tag = (place + step) % ranks, _tag(place + step, number)
+            sending.append(comm.Isend(np.empty(nbytes, "u1"), to, tag))
+    for request in sending:
+        request.Wait()
+    return cells
+
+
+def _tag(place: int, number: int) -> int:
+    return 1000 * (1 + place) + number
+
+
+def measure_orders(
+    comm: Comm,
+    orders: dict[str, Sequence[Sequence[Work]]],
+    seconds: dict[str, dict[str, float]],
+    nbytes: int = 4096,
+    repeats: int = 3,
+) -> dict[str, list[list[PipelineCell]]]:
+    """Run schedules of waits in turns; every rank must call.
+
+    Args:
+        orders: name -> the list of each stage.
+        seconds: name -> the time of a pass of each kind.
+
+    Returns:
+        dict: name -> for each repetition the cells of all stages, on one clock from 0 on.
+    """
+    offset_s = clock_offset(comm)
+    found: dict[str, list[list[PipelineCell]]] = {name: [] for name in orders}
+    for _ in range(repeats):
+        for name, rows in orders.items():
+            times = seconds[name]
+            comm.Barrier()
+            mine = run_order(comm, rows[comm.rank], lambda w, t=times: wait(t[w.kind]), nbytes)
+            cells = [
+                cell for row in comm.allgather([_moved(c, offset_s) for c in mine]) for cell in row
+            ]
+            first_s = min(cell.start_s for cell in cells)
+            found[name].append([_moved(cell, -first_s) for cell in cells])
+    return found
+
+
+def _moved(cell: PipelineCell, by_s: float) -> PipelineCell:
+    return replace(cell, start_s=cell.start_s + by_s, end_s=cell.end_s + by_s)
+
+
+def in_rounds(stages: int, microbatches: int, room: int) -> list[list[Work]]:
+    """GPipe that may hold only `room` microbatches: one round after the other, gradients added."""
+    rows: list[list[Work]] = [[] for _ in range(stages)]
+    for first in range(0, microbatches, room):
+        for stage, row in enumerate(rows):
+            part = pipeline_schedule.gpipe(stage, stages, min(room, microbatches - first))
+            row += [work._replace(microbatch=first + work.microbatch) for work in part]
+    return rows
+
+
+class WaitingLayout:
+    """A training step of a GPT in a layout data x tensor x pipeline, with waits for its computing.
+
+    All messages are sent as a training would: two allreduces of the activations in each block
+    forward and two backward among `tensor` ranks, activations and their gradients between stages,
+    and the gradients of each layer among `data` ranks. Every rank must call.
+
+    Args:
+        net: what is trained.
+        flops_per_s: of each rank, which gives the waits.
+        batch: sequences in a step.
+        microbatches: parts of a copy's batch in a pipeline.
+        value_bytes: bytes of an activation and of a gradient.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        net: GPTShape,
+        sides: tuple[int, int, int],
+        flops_per_s: float,
+        batch: int,
+        microbatches: int,
+        schedule: str = "1f1b",
+        value_bytes: int = 4,
+    ) -> None:
+        data, tensor, pipeline = sides
+        with agree_or_raise(comm):
+            divides = batch % data == 0
+            require(divides, "batch", f"be a multiple of the {data} copies", batch)
+        self.mesh = RankMesh(comm, {"pipeline": pipeline, "data": data, "tensor": tensor})
+        self.stages = self.mesh.along("pipeline")
+        parts = min(microbatches, batch // data) if pipeline > 1 else 1
+        self.order = pipeline_schedule.order(schedule, self.stages.rank, pipeline, parts)
+        layers = layers_of(net)
+        ends = [0, *partition([flops for flops, *_ in layers], pipeline)]
+        own = layers[ends[self.stages.rank] : ends[self.stages.rank + 1]]
+        samples = batch / data / parts
+        forward_s = [samples * flops / 3 / tensor / flops_per_s for flops, *_ in own]
+        self.nbytes = int(samples * value_bytes * net.length * net.width)
+        self.sums = {
+            FORWARD: [(t, half) for t, (*_, half, _) in zip(forward_s, own, strict=True)],
+            BACKWARD: [(2 * t, half) for t, (*_, half) in zip(forward_s, own, strict=True)],
+        }
+        self.shared = np.zeros(self.nbytes // 4, "f4")
+        self.gradients = [
+            np.zeros(value_bytes * weights // tensor // 4, "f4") for _, weights, *_ in own
+        ]
+
+    def step(self) -> float:
+        """Wait and send through one step, and return how long it took (s)."""
+        from mpi4py import MPI
+
+        self.mesh.comm.Barrier()
+        start_s, shared = perf_counter(), self.mesh.along("tensor")
+
+        def compute(work: Work) -> None:
+            for seconds, sums in self.sums[work.kind]:
+                wait(seconds)
+                for _ in range(sums if shared.size > 1 else 0):
+                    shared.Allreduce(MPI.IN_PLACE, self.shared)
+
+        run_order(self.stages, self.order, compute, self.nbytes // shared.size)
+        copies = self.mesh.along("data")
+        for gradient in self.gradients if copies.size > 1 else ():
+            copies.Allreduce(MPI.IN_PLACE, gradient)
+        self.mesh.comm.Barrier()
+        return perf_counter() - start_s
+
+    def free(self) -> None:
+        """Free the communicators; every rank must call."""
+        self.mesh.free()
+
+
+def layers_of(net: GPTShape) -> list[tuple[int, int, int, int]]:
+    """List embeddings, blocks and last layer: training flops of a sequence, weights, allreduces.
+
+    The allreduces of the activations among tensor-parallel ranks, forward and backward.
+    """
+    table = net.vocabulary * net.width
+    block = 6 * net.length * (net.attention + net.swiglu) + 12 * net.length**2 * net.width
+    blocks = [(block, net.attention + net.swiglu + 2 * net.width, 2, 2)] * net.layers
+    last = (6 * net.length * table, net.width + (0 if net.tied else table), 0, 1)
+    return [(0, table, 0, 0), *blocks, last]
+
+
+def measured_link(
+    comm: Comm, ranks: int, sizes: tuple[int, int] = (4, 1 << 20)
+) -> tuple[float, float]:
+    """Time allreduces in groups of neighbours, all groups at once: latency (s) and bytes/s.
+
+    Of a ring: 2 (p - 1) latencies, and 2 (p - 1) / p times the bytes; every rank must call.
+    """
+    from mpi4py import MPI
+
+    group = comm.Split(comm.rank // ranks, comm.rank)
+    times = []
+    for nbytes in sizes:
+        array, each = np.zeros(nbytes // 4, "f4"), []
+        for _ in range(12):
+            comm.Barrier()
+            start_s = perf_counter()
+            group.Allreduce(MPI.IN_PLACE, array)
+            each.append(comm.allreduce(perf_counter() - start_s, MPI.MAX))
+        times.append(float(np.median(each[2:])))
+    group.Free()
+    small_s, large_s = times
+    moved = 2 * (ranks - 1) / ranks * (sizes[1] - sizes[0])
+    return small_s / (2 * (ranks - 1)), moved / max(large_s - small_s, 1e-9)

@@ -1,0 +1,111 @@
+"""Waits instead of computing: what the ranks do is what their lists and layouts say.
+
+Tests dlcourse.waiting_ranks.
+"""
+
+import pytest
+from on_ranks import on_ranks
+
+from dlcourse import waiting_ranks
+from dlguide.models import GPTShape
+from dlguide.parallel import pipeline_schedule
+
+pytestmark = pytest.mark.ranks
+
+
+def waited(stages, parts):
+    from mpi4py import MPI
+
+    from dlcourse import waiting_ranks
+    from dlguide.parallel import pipeline_schedule
+
+    chunks = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zb-h1": 1}
+    orders = {
+        name: [pipeline_schedule.order(name, s, stages, parts, v) for s in range(stages)]
+        for name, v in chunks.items()
+    }
+    orders["rounds"] = waiting_ranks.in_rounds(stages, parts, stages)
+    seconds = {key: {"forward": 0.02, "backward": 0.02, "weights": 0.02} for key in orders}
+    found = waiting_ranks.measure_orders(MPI.COMM_WORLD, orders, seconds, repeats=1)
+    rows = {}
+    for name, (cells,) in found.items():
+        cells = sorted(cells, key=lambda cell: cell.start_s)
+        did = [
+            [(c.kind, c.microbatch, c.chunk) for c in cells if c.stage == stage]
+            for stage in range(stages)
+        ]
+        rows[name] = did, [[tuple(work) for work in row] for row in orders[name]]
+        ends = {(c.kind, c.chunk * stages + c.stage, c.microbatch): c.end_s for c in cells}
+        last = stages * chunks.get(name, 1) - 1
+        early = [
+            c
+            for c in cells
+            if c.kind != "weights"
+            and 0
+            <= (place := c.chunk * stages + c.stage + (-1 if c.kind == "forward" else 1))
+            <= last
+            and c.start_s
+            < ends[c.kind, place, c.microbatch] - 0.01  # the ranks' clocks are compared under load
+        ]
+        rows[name] += (len(early), min(c.end_s - c.start_s for c in cells))
+    return rows
+
+
+def test_ranks_follow_their_lists_and_wait_for_messages(tmp_path):
+    for found in on_ranks(2, waited, tmp_path, stages=2, parts=4):
+        for name, (did, wanted, early, shortest) in found.items():
+            assert [[tuple(work) for work in row] for row in did] == [
+                [tuple(work) for work in row] for row in wanted
+            ], name
+            assert early == 0, name
+            assert shortest >= 0.02, name
+
+
+def test_rounds_hold_what_there_is_room_for():
+    rows = waiting_ranks.in_rounds(3, 7, 3)
+    times = {"forward": [1] * 3, "backward": [2] * 3}
+    cells = pipeline_schedule.simulate(rows, times)
+    assert pipeline_schedule.in_flight(cells) == (3, 3, 3)
+    assert max(cell.end_s for cell in cells) <= 3 * (7 + 3 * 2)  # each round fills and drains
+    for row in rows:
+        every = {(kind, m) for kind in ("forward", "backward") for m in range(7)}
+        assert {(work.kind, work.microbatch) for work in row} == every
+
+
+def test_layers_of_a_gpt_have_its_flops_and_weights():
+    net = GPTShape(16, 40, 24, 4, 2, 20, 6)
+    layers = waiting_ranks.layers_of(net)
+    assert sum(layer[0] for layer in layers) == net.training_flops
+    assert sum(layer[1] for layer in layers) == net.parameters
+
+
+def layout_of(sides):
+    from mpi4py import MPI
+
+    from dlcourse.waiting_ranks import WaitingLayout
+    from dlguide.models import GPTShape
+
+    net = GPTShape(16, 40, 24, 4, 2, 20, 6)
+    found = []
+    for each in sides:
+        layout = WaitingLayout(MPI.COMM_WORLD, net, each, 8 * net.training_flops / 0.04, 8, 2)
+        found.append((layout.step(), sum(g.size for g in layout.gradients)))
+        layout.free()
+    try:
+        WaitingLayout(MPI.COMM_WORLD, net, (2, 1, 1), 1e9, 7, 2)
+    except ValueError as error:
+        found.append(str(error))
+    return found
+
+
+def test_a_layout_waits_for_its_share_and_refuses_what_does_not_divide(tmp_path):
+    sides = [(2, 1, 1), (1, 2, 1), (1, 1, 2)]
+    one, two = on_ranks(2, layout_of, tmp_path, sides=sides)
+    net = GPTShape(16, 40, 24, 4, 2, 20, 6)
+    (data, whole), (tensor, half), (pipeline, first), refused = one
+    assert min(data, tensor) >= 0.02  # half of 0.04 s
+    assert pipeline >= 0.02 * 3 / 2  # and the bubble of two microbatches
+    assert whole == net.parameters
+    assert half <= whole / 2
+    assert first + two[2][1] == whole
+    assert refused == two[3] == "`batch` must be a multiple of the 2 copies, got 7."
