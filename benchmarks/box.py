@@ -1,16 +1,23 @@
 """Measure links, allreduces and training steps on two hosts in a box, for lesson 71.
 
-    python benchmarks/box.py            # several minutes on a machine that does nothing else
-    python benchmarks/box.py --rounds 3
+    python benchmarks/box.py                   # several minutes, on a machine that does nothing else
+    python benchmarks/box.py --parts loss      # measures these parts again, keeps the others
 
-Writes `data/measured/box.csv`, a row for each quantity, with the model's value and the ratio:
+Writes `data/measured/box.csv`, a row for each quantity, with the model's value beside it:
 
-- `rate`: 16 MiB from host to host by MPI, as a share of the rate that was set;
-- `latency`: one byte one way less the same without a delay, over the delay that was set;
-- `allreduce`: 4 MiB on 2 x 2 ranks by MPI's own, the hierarchical and the ring algorithm, ranks
-  numbered in blocks and round robin, over the time of the link alone for what crosses it;
-- `step`: data parallel on one rank per host, over the prediction from the step in shared memory
-  and the measured link (`scaling.predict` with `costs.allreduce`); `shared memory` is that step.
+- `rate`: 16 MiB from host to host by MPI; the model is the rate that was set;
+- `latency`: one byte one way less the same without a delay; the model is the delay that was set;
+- `message`: messages from 1 byte to 4 MiB one way; the model is the link measured with 1 byte and
+  16 MiB, and its token bucket;
+- `allreduce`: 4 MiB on 2 x 2 ranks by several algorithms, ranks numbered in blocks and round robin;
+  the model is the time of the measured link for the bytes that cross it (`slow_links.crossing`);
+- `step`: the two nets of `dlcourse.slow_links` by each scheme, on one rank per host, and in shared
+  memory; the model is the step in shared memory and what the link adds; also with a delay;
+- `horovod`: `fit` with three Keras nets, likewise;
+- `slow host`: 2 x 2 ranks that wait for a calibrated time in place of computing, on one host longer;
+- `loss`: an allreduce of 1 MB on one rank per host where frames are lost.
+
+`ratio` is the median over the model's time, for `rate` the rate over the one that was set.
 """
 
 from __future__ import annotations
@@ -22,62 +29,53 @@ from collections.abc import Iterator
 import cloudpickle
 import numpy as np
 
-from dlcourse import measured
+from dlcourse import measured, slow_links
 from dlguide.cluster import Cluster, box
 from dlguide.measure import Timing
 from dlguide.models import registry
-from dlguide.scaling import costs, step
+from dlguide.scaling import costs
 
-RATES, DELAYS_S = (1e9, 3e8, 1e8), (0.001, 0.005)
-BIG, ARRAY, ROUNDS = 16 << 20, 4 << 20, 5
+RATES, DELAYS_S, LOSSES = (1e9, 3e8, 1e8), (0.001, 0.005), (0.0, 0.0001, 0.001, 0.01)
+BIG, ARRAY, LOST = 16 << 20, 4 << 20, 1_000_000
+MESSAGES = (1, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 WIDE = 1024  # of the two hidden layers of "wide mlp"
 NETS = {
     "mlp": registry.parameters("mlp"),
     "mnist_cnn": registry.parameters("mnist_cnn"),
     "wide mlp": (784 + 1) * WIDE + (WIDE + 1) * WIDE + (WIDE + 1) * 10,
 }
-BATCH, STEPS = 100, 40
-PLACEMENTS = {"block": (0, 1, 2, 3), "round robin": (0, 2, 1, 3)}
+BATCH, STEPS, ROUNDS = 100, 40, 5
+PAIR = [0, 2]  # of four ranks, one on each host
 
 
-def one_way(comm, nbytes: int, repeats: int) -> list[float]:
-    """Return the times (s) of a message from the first to the last rank: half a round trip."""
-    from time import perf_counter
+def allreduce(comm, algorithm: str, order: tuple[int, ...], nbytes: int, repeats: int):
+    """Return times (s) of an allreduce among ranks in another order, and the arrays that crossed.
 
-    array, last, times = np.zeros(nbytes, np.uint8), comm.size - 1, []
-    for _ in range(repeats + 2):
-        comm.Barrier()
-        begin = perf_counter()
-        if comm.rank == 0:
-            comm.Send(array, last)
-            comm.Recv(array, last)
-        elif comm.rank == last:
-            comm.Recv(array, 0)
-            comm.Send(array, 0)
-        times.append((perf_counter() - begin) / 2)
-    return times[2:]
-
-
-def allreduce(comm, algorithm: str, order: tuple[int, ...], repeats: int) -> list[float]:
-    """Return the times (s) of an allreduce among ranks that are numbered in another order."""
+    The system counts the bytes that leave a host: the larger count, by the bytes of the array.
+    """
+    from pathlib import Path
     from time import perf_counter
 
     from dlguide import collectives
 
     placed, times = comm.Split(0, order.index(comm.rank)), []
-    array = np.ones(ARRAY // 4, np.float32)
+    array = np.ones(nbytes // 4, np.float32)
+    counter = Path("/sys/class/net/eth0/statistics/tx_bytes")
+    placed.Barrier()
+    before = int(counter.read_text())
     for _ in range(repeats + 1):
         array[:] = 1
         placed.Barrier()
         begin = perf_counter()
         collectives.allreduce(array, placed, algorithm=algorithm)
-        times.append(placed.allreduce(perf_counter() - begin) / placed.size)
+        times.append(max(placed.allgather(perf_counter() - begin)))
         assert np.all(array == placed.size)
+    crossed = max(placed.allgather(int(counter.read_text()) - before)) / len(times) / nbytes
     placed.Free()
-    return times[1:]
+    return times[1:], crossed
 
 
-def steps(comm, net: str) -> list[float]:
+def horovod_steps(comm, net: str) -> list[float]:
     """Return the times (s) of the steps of a training, without the first."""
     import keras
 
@@ -95,69 +93,151 @@ def steps(comm, net: str) -> list[float]:
     return list(run.step_s[5:])
 
 
-def row(what: str, case: str, bits_per_s: float, seconds: list[float], model_s: float) -> dict:
-    """Print and return a row: median and quartiles beside the model."""
+def row(what, case, bits_per_s, seconds: list[float], model_s: float, crossed: float = 0.0) -> dict:
+    """Print and return a row: median, quartiles, mean and worst beside the model."""
     found = Timing(tuple(seconds))
-    ratio = found.median / model_s
-    print(f"{what:10} {case:26} {bits_per_s / 1e6:6,.0f} Mbit/s: {found}, ratio {ratio:.3f}")
-    values = {"median": found.median, "low": found.low, "high": found.high, "model": model_s}
+    ratio = model_s / found.median if what == "rate" else found.median / model_s
+    print(f"{what:10} {case:34} {bits_per_s / 1e6:5,.0f} Mbit/s: {found}, {ratio:.3f}", flush=True)
+    values = {"median": found.median, "low": found.low, "high": found.high}
+    values |= {"mean": float(np.mean(seconds)), "worst": max(seconds), "model": model_s}
     micro = {f"{name}_us": f"{1e6 * value:.5g}" for name, value in values.items()}
-    return {"what": what, "case": case, "mbit_per_s": bits_per_s / 1e6, **micro, "ratio": ratio}
+    where = {"what": what, "case": case, "mbit_per_s": round(bits_per_s / 1e6)}
+    return (
+        where
+        | micro
+        | {"samples": len(seconds), "ratio": f"{ratio:.4g}", "crossed": f"{crossed:.3g}"}
+    )
 
 
-def links(rounds: int) -> Iterator[dict]:
-    """Measure rates and delays between one rank on each host."""
+def links() -> Iterator[dict]:
+    """Measure rates, messages and delays between one rank on each host."""
     with box.hosts(2) as hosts, Cluster(hosts=hosts) as cluster:
-        plain = cluster.run(one_way, 1, 50)[0]
+        plain = cluster.run(slow_links.one_way, 1, 200)[0]
         for rate in RATES:
             hosts.rate(rate)
-            yield row("rate", "16 MiB", rate, cluster.run(one_way, BIG, rounds)[0], 8 * BIG / rate)
+            big = cluster.run(slow_links.one_way, BIG, ROUNDS)[0]
+            yield row("rate", "16 MiB", rate, big, 8 * BIG / rate)
+            link = slow_links.link(cluster, rate)
+            for nbytes in MESSAGES:
+                few = 100 if nbytes < 1 << 16 else 7
+                found = cluster.run(slow_links.one_way, nbytes, few)[0]
+                yield row("message", str(nbytes), rate, found, link.seconds(nbytes))
     for delay_s in DELAYS_S:
         with box.hosts(2, latency_s=delay_s) as hosts, Cluster(hosts=hosts) as cluster:
-            added = np.array(cluster.run(one_way, 1, 50)[0]) - np.median(plain)
+            added = np.array(cluster.run(slow_links.one_way, 1, 200)[0]) - np.median(plain)
             how = "netem" if hosts.able.netem else "forwarder"
             yield row("latency", f"{1e3 * delay_s:g} ms by {how}", 1e9, list(added), delay_s)
 
 
-def allreduces(rounds: int) -> Iterator[dict]:
+def allreduces() -> Iterator[dict]:
     """Measure algorithms and placements on two ranks of each host."""
     with box.hosts(2) as hosts, Cluster(ranks=4, hosts=hosts) as cluster:
         for rate in RATES:
             hosts.rate(rate)
-            for algorithm in ("library", "hierarchical", "ring"):
-                for name, order in PLACEMENTS.items():
-                    seconds = cluster.run(allreduce, algorithm, order, rounds)[0]
-                    yield row("allreduce", f"{algorithm}, {name}", rate, seconds, 8 * ARRAY / rate)
+            link = slow_links.link(cluster, rate, PAIR)
+            for algorithm in slow_links.CROSSING:
+                for name, order in slow_links.PLACEMENTS.items():
+                    found, crossed = cluster.run(allreduce, algorithm, order, ARRAY, ROUNDS)[0]
+                    model_s = link.seconds(slow_links.CROSSING[algorithm][name] * ARRAY)
+                    case = f"{algorithm}, {name}"
+                    yield row("allreduce", case, rate, found, model_s, crossed)
 
 
-def trainings() -> Iterator[dict]:
-    """Measure steps in shared memory, then on the box beside their prediction."""
+def steps() -> Iterator[dict]:
+    """Measure the two nets by each scheme: in shared memory, at each rate, and with a delay."""
+    cases = [(net, scheme) for net in slow_links.WIDTHS for scheme in slow_links.SCHEMES]
+    shared = {}
+    with box.hosts(2) as hosts, Cluster(ranks=4, hosts=hosts) as cluster:
+        for case in cases:
+            shared[case] = cluster.run_on([0, 1], slow_links.steps, *case, ROUNDS)[0]
+            alone_s = float(np.median(shared[case]))
+            yield row("step", f"{', '.join(case)}, shared memory", 0, shared[case], alone_s)
+        for rate in RATES:
+            hosts.rate(rate)
+            link = slow_links.link(cluster, rate, PAIR)
+            for case in cases:
+                found = cluster.run_on(PAIR, slow_links.steps, *case, ROUNDS)[0]
+                wanted = slow_links.predict(*case, float(np.median(shared[case])), link)
+                yield row("step", ", ".join(case), rate, found, wanted)
+    with box.hosts(2, latency_s=0.001) as hosts, Cluster(hosts=hosts) as cluster:
+        link = slow_links.link(cluster, 1e9)
+        for case in cases:
+            found = cluster.run(slow_links.steps, *case, ROUNDS)[0]
+            wanted = slow_links.predict(*case, float(np.median(shared[case])), link)
+            yield row("step", f"{', '.join(case)}, 1 ms", 1e9, found, wanted)
+
+
+def horovod() -> Iterator[dict]:
+    """Measure steps of `fit` in shared memory, then on the box beside their prediction."""
     alone = {}
     with Cluster(ranks=2, magics=False) as cluster:
         for net in NETS:
-            alone[net] = cluster.run(steps, net)[0]
-            yield row("step", f"{net}, shared memory", 0, alone[net], float(np.median(alone[net])))
+            alone[net] = cluster.run(horovod_steps, net)[0]
+            model_s = float(np.median(alone[net]))
+            yield row("horovod", f"{net}, shared memory", 0, alone[net], model_s)
     with box.hosts(2) as hosts, Cluster(hosts=hosts) as cluster:
         for rate in RATES:
             hosts.rate(rate)
-            latency_s = float(np.median(cluster.run(one_way, 1, 50)[0]))
-            bytes_per_s = BIG / float(np.median(cluster.run(one_way, BIG, 3)[0]))
-            link = costs.Link(latency_s, bytes_per_s)
+            link = slow_links.link(cluster, rate)
             for net in NETS:
-                nbytes = 4 * NETS[net]
-                exchange_s = costs.allreduce("ring", nbytes, 2, link)
-                wanted = step.predict(float(np.median(alone[net])), exchange_s, workers=2)
-                yield row("step", net, rate, cluster.run(steps, net)[0], wanted.seconds)
+                exchange_s = costs.allreduce("ring", 4 * NETS[net], 2, link)
+                wanted = float(np.median(alone[net])) + exchange_s
+                yield row("horovod", net, rate, cluster.run(horovod_steps, net)[0], wanted)
+
+
+def slow_host() -> Iterator[dict]:
+    """Measure steps with calibrated computing where the second host is half as fast."""
+    with box.hosts(2) as hosts, Cluster(ranks=4, hosts=hosts) as cluster:
+        for others in (1, 2, 4):
+            ranks = list(range(others))
+            found = cluster.run_on(ranks, slow_links.computing, "deep", 20)[0]
+            alone = found if others == 1 else alone
+            yield row("computing", f"{others} at once", 0, found, float(np.median(alone)))
+        base_s = float(np.median(alone))
+        exchange_s = None
+        for case, scheme, times in slow_links.slow_host(base_s):
+            found, _ = cluster.run(slow_links.train, "deep", scheme, ROUNDS, times)[0]
+            if exchange_s is None:
+                exchange_s = {}
+            if case == "all alike":
+                exchange_s[scheme] = float(np.median(found)) - base_s
+            yield row("slow host", f"{case}, {scheme}", 1e9, found, max(times) + exchange_s[scheme])
+
+
+def losses() -> Iterator[dict]:
+    """Measure an allreduce on one rank per host where frames are lost."""
+    none = None
+    for loss in LOSSES:
+        # without loss the frames are of one segment, and pass the same program
+        with box.hosts(2, 1e8, loss=loss or 1e-12) as hosts, Cluster(hosts=hosts) as cluster:
+            found, _ = cluster.run(allreduce, "library", (0, 1), LOST, 60)[0]
+            none = float(np.median(found)) if none is None else none
+            yield row("loss", f"{100 * loss:g} %", 1e8, found, none)
+
+
+PARTS = {
+    "links": (links, ("rate", "latency", "message")),
+    "allreduce": (allreduces, ("allreduce",)),
+    "steps": (steps, ("step",)),
+    "horovod": (horovod, ("horovod",)),
+    "slow host": (slow_host, ("computing", "slow host")),
+    "loss": (losses, ("loss",)),
+}
 
 
 def main() -> None:
     """Print a line for each row, and write data/measured/box.csv."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--rounds", type=int, default=ROUNDS, help="samples of each that count")
-    rounds = options.parse_args().rounds
+    options.add_argument("--parts", nargs="+", choices=PARTS, help="measured again; None for all")
+    chosen = options.parse_args().parts
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    rows = [*links(rounds), *allreduces(rounds), *trainings()]
-    print(measured.write("box", rows, seeds=[0]))
+    kept = measured.load("box").rows if chosen else []
+    again = {what for part in chosen or PARTS for what in PARTS[part][1]}
+    rows = [row for row in kept if row["what"] not in again]
+    for part in chosen or PARTS:
+        rows += PARTS[part][0]()
+        path = measured.write("box", rows, seeds=[0])
+    print(path)
 
 
 if __name__ == "__main__":
