@@ -1,7 +1,7 @@
 """Measure links, allreduces and training steps on two hosts in a box, for lesson 71.
 
-    python benchmarks/box.py                   # several minutes, on a machine that does nothing else
-    python benchmarks/box.py --parts loss      # measures these parts again, keeps the others
+    python benchmarks/box.py                 # several minutes, on a machine that does nothing else
+    python benchmarks/box.py --parts loss    # measures these parts again, keeps the others
 
 Writes `data/measured/box.csv`, a row for each quantity, with the model's value beside it:
 
@@ -14,7 +14,8 @@ Writes `data/measured/box.csv`, a row for each quantity, with the model's value 
 - `step`: the two nets of `dlcourse.slow_links` by each scheme, on one rank per host, and in shared
   memory; the model is the step in shared memory and what the link adds; also with a delay;
 - `horovod`: `fit` with three Keras nets, likewise;
-- `slow host`: 2 x 2 ranks that wait for a calibrated time in place of computing, on one host longer;
+- `computing`, `slow host`: a gradient on 1, 2 and 4 ranks at once; then 2 x 2 ranks that wait for
+  the time of one alone in place of computing, on the second host for twice as long;
 - `loss`: an allreduce of 1 MB on one rank per host where frames are lost.
 
 `ratio` is the median over the model's time, for `rate` the rate over the one that was set.
@@ -31,6 +32,7 @@ import numpy as np
 
 from dlcourse import measured, slow_links
 from dlguide.cluster import Cluster, box
+from dlguide.files import data_folder
 from dlguide.measure import Timing
 from dlguide.models import registry
 from dlguide.scaling import costs
@@ -188,17 +190,15 @@ def horovod() -> Iterator[dict]:
 def slow_host() -> Iterator[dict]:
     """Measure steps with calibrated computing where the second host is half as fast."""
     with box.hosts(2) as hosts, Cluster(ranks=4, hosts=hosts) as cluster:
-        for others in (1, 2, 4):
-            ranks = list(range(others))
-            found = cluster.run_on(ranks, slow_links.computing, "deep", 20)[0]
-            alone = found if others == 1 else alone
-            yield row("computing", f"{others} at once", 0, found, float(np.median(alone)))
-        base_s = float(np.median(alone))
-        exchange_s = None
+        at_once = {
+            ranks: cluster.run_on(list(range(ranks)), slow_links.computing, "deep", 50)[0]
+            for ranks in (1, 2, 4)
+        }
+        base_s, exchange_s = float(np.median(at_once[1])), {}
+        for ranks, found in at_once.items():
+            yield row("computing", f"{ranks} at once", 0, found, base_s)
         for case, scheme, times in slow_links.slow_host(base_s):
             found, _ = cluster.run(slow_links.train, "deep", scheme, ROUNDS, times)[0]
-            if exchange_s is None:
-                exchange_s = {}
             if case == "all alike":
                 exchange_s[scheme] = float(np.median(found)) - base_s
             yield row("slow host", f"{case}, {scheme}", 1e9, found, max(times) + exchange_s[scheme])
@@ -210,7 +210,7 @@ def losses() -> Iterator[dict]:
     for loss in LOSSES:
         # without loss the frames are of one segment, and pass the same program
         with box.hosts(2, 1e8, loss=loss or 1e-12) as hosts, Cluster(hosts=hosts) as cluster:
-            found, _ = cluster.run(allreduce, "library", (0, 1), LOST, 60)[0]
+            found = cluster.run(slow_links.exchanges, LOST, 60)[0]
             none = float(np.median(found)) if none is None else none
             yield row("loss", f"{100 * loss:g} %", 1e8, found, none)
 
@@ -231,7 +231,8 @@ def main() -> None:
     options.add_argument("--parts", nargs="+", choices=PARTS, help="measured again; None for all")
     chosen = options.parse_args().parts
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    kept = measured.load("box").rows if chosen else []
+    there = (data_folder() / "measured" / "box.csv").exists()
+    kept = measured.load("box").rows if chosen and there else []
     again = {what for part in chosen or PARTS for what in PARTS[part][1]}
     rows = [row for row in kept if row["what"] not in again]
     for part in chosen or PARTS:

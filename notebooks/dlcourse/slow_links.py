@@ -20,11 +20,14 @@ import numpy as np
 from dlguide import collectives
 from dlguide.data import datasets
 from dlguide.errors import require_known
+from dlguide.measure import timing
 from dlguide.parallel import compression
 from dlguide.scaling import costs
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
+
+    from dlcourse.measured import Measured
 
 WIDTHS = {"wide": (784, 512, 512, 10), "deep": (784, *[32] * 60, 10)}
 SCHEMES = ("one by one", "fused", "16 bits", "top-k 1 %", "every 8 steps")
@@ -207,22 +210,39 @@ def one_way(comm: Comm, nbytes: int, repeats: int) -> list[float]:
 
 def link(cluster: Any, bits_per_s: float, ranks: Sequence[int] = (0, 1)) -> ShapedLink:
     """Measure a link by messages of 1 byte and of 16 MiB between two ranks on two hosts."""
-    burst = max(SMALLEST_BURST, int(bits_per_s / 8 * BURST_S))
     latency_s = float(np.median(cluster.run_on(ranks, one_way, 1, 100)[0]))
     big_s = float(np.median(cluster.run_on(ranks, one_way, BIG, 3)[0]))
+    return _shaped(bits_per_s, latency_s, big_s)
+
+
+def links_of(longer: Measured) -> dict[float, ShapedLink]:
+    """Return the links that `benchmarks/box.py` measured: rate (bits/s) -> link."""
+    found = {}
+    for row in longer.rows:
+        if row["what"] == "rate":
+            rate, mbit_per_s = 1e6 * row["mbit_per_s"], row["mbit_per_s"]
+            one = {"what": "message", "case": 1, "mbit_per_s": mbit_per_s}
+            latency_s = 1e-6 * longer.column("median_us", **one)[0]
+            found[rate] = _shaped(rate, latency_s, 1e-6 * row["median_us"])
+    return found
+
+
+def _shaped(bits_per_s: float, latency_s: float, big_s: float) -> ShapedLink:
+    burst = max(SMALLEST_BURST, int(bits_per_s / 8 * BURST_S))
     return ShapedLink(latency_s, (BIG - burst) / (big_s - latency_s), burst)
+
+
+def exchanges(comm: Comm, nbytes: int, repeats: int) -> list[float]:
+    """Return times (s) of an allreduce by the MPI library, of the slowest rank."""
+    array = np.zeros(nbytes // 4, np.float32)
+    return list(timing(lambda: _mean(array, comm), repeats, 1, comm).seconds)
 
 
 def computing(comm: Comm, net: str, repeats: int) -> list[float]:
     """Return times (s) of a gradient while all ranks of `comm` compute; the first do not count."""
-    data = datasets.load().first(BATCH)
-    images, weights, times = data.train_images.reshape(-1, 784), weights_of(net), []
-    for _ in range(repeats + 3):
-        comm.Barrier()
-        begin = perf_counter()
-        gradients(weights, images, data.train_labels)
-        times.append(max(comm.allgather(perf_counter() - begin)))
-    return times[3:]
+    data, weights = datasets.load().first(BATCH), weights_of(net)
+    images, labels = data.train_images.reshape(-1, 784), data.train_labels
+    return list(timing(lambda: gradients(weights, images, labels), repeats, 3, comm).seconds)
 
 
 def slow_host(compute_s: float) -> list[tuple[str, str, list[float]]]:
