@@ -36,7 +36,7 @@ BATCH, EVERY, RATE, TOP = 64, 8, 0.02, 0.01
 PLACEMENTS = {"block": (0, 1, 2, 3), "round robin": (0, 2, 1, 3)}
 # arrays that cross the link in either direction, one after the other, on 2 x 2 ranks
 CROSSING = {
-    "tree": {"block": 2.0, "round robin": 3.0},
+    "tree": {"block": 2.0, "round robin": 4.0},
     "recursive_doubling": {"block": 2.0, "round robin": 2.0},
     "ring": {"block": 1.5, "round robin": 3.0},
     "halving_doubling": {"block": 2.0, "round robin": 1.0},
