@@ -177,17 +177,25 @@ class ShapedLink(costs.Link):
         """Return the time of one message after a pause (s)."""
         return self.latency_s + max(0.0, nbytes - self.burst_nbytes) / self.bytes_per_s
 
+    def ping_pong(self, nbytes: float) -> float:
+        """Return the time of one of many messages that go to and fro without a pause (s).
+
+        The bucket of one direction fills during the whole round trip, so at most twice the rate is
+        seen.
+        """
+        return max(self.seconds(nbytes), nbytes / self.bytes_per_s / 2)
+
 
 def traffic(net: str, scheme: str) -> tuple[float, float]:
     """Return what a rank of two sends in a step: messages that wait for each other, and bytes.
 
-    An allreduce of two ranks exchanges halves, then the sums (2 n/2); below 2 KiB whole arrays at
-    once. What is coded is gathered: each rank sends its own message.
+    An allreduce of two ranks takes two messages that wait for each other, of n bytes together. What
+    is coded is gathered: each rank sends its own message.
     """
     each = sizes(net)
     total = float(sum(each))
     if scheme == "one by one":
-        return float(sum(1 if size <= 2048 else 2 for size in each)), total
+        return 2.0 * len(each), total
     nbytes = {"fused": total, "16 bits": total / 2, "top-k 1 %": 2 * TOP * total}
     return (2.0, nbytes[scheme]) if scheme in nbytes else (2.0 / EVERY, total / EVERY)
 
@@ -245,16 +253,17 @@ def computing(comm: Comm, net: str, repeats: int) -> list[float]:
     return list(timing(lambda: gradients(weights, images, labels), repeats, 3, comm).seconds)
 
 
-def slow_host(compute_s: float) -> list[tuple[str, str, list[float]]]:
+def slow_host(gradient_s: float) -> list[tuple[str, str, list[float]]]:
     """Return cases, schemes, and how long each of 2 x 2 ranks computes; the second host is slow.
 
-    It needs twice the time per sample. By speed, ranks of the first host take 4/3 of the samples of
-    an equal share, and those of the second one 2/3: as many in all.
+    Where all are alike a rank computes eight gradients of `gradient_s` in a step, for 512 images.
+    The second host needs twice the time per sample. By speed, ranks of the first host take 4/3 of
+    the samples of an equal share, and those of the second one 2/3: as many in all.
     """
     alike, slow, shares = ([a, a, b, b] for a, b in ((1, 1), (1, 2), (4 / 3, 2 * 2 / 3)))
     cases = {"all alike": alike, "one slow": slow, "shares by speed": shares}
     return [
-        (case, scheme, [compute_s * each for each in times])
+        (case, scheme, [8 * gradient_s * each for each in times])
         for case, times in cases.items()
         for scheme in ("fused", "every 8 steps")
     ]

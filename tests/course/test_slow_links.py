@@ -73,10 +73,7 @@ def test_prediction_adds_messages_and_bytes_behind_the_bucket():
     assert link.seconds(10_000) == pytest.approx(1e-3)
     assert link.seconds(1_010_000) == pytest.approx(1.001)
     total = sum(slow_links.sizes("deep"))
-    # 61 biases in one message each, 59 of 4096 bytes and two larger weights in two
-    small = sum(size <= 2048 for size in slow_links.sizes("deep"))
-    messages = small + 2 * (122 - small)
-    wanted = 0.5 + 1e-3 * messages + (total - 10_000) / 1e6
+    wanted = 0.5 + 1e-3 * 2 * 122 + (total - 10_000) / 1e6
     assert slow_links.predict("deep", "one by one", 0.5, link) == pytest.approx(wanted)
     wanted = 0.5 + (2e-3 + (total - 10_000) / 1e6) / 8
     assert slow_links.predict("deep", "every 8 steps", 0.5, link) == pytest.approx(wanted)
@@ -86,9 +83,9 @@ def test_prediction_adds_messages_and_bytes_behind_the_bucket():
 
 def test_slow_host_gets_as_many_samples_in_all():
     cases = {case: times for case, _, times in slow_links.slow_host(0.01)}
-    assert cases["all alike"] == [0.01] * 4
-    assert max(cases["one slow"]) == 0.02
-    assert cases["shares by speed"] == pytest.approx([0.04 / 3] * 4)
+    assert cases["all alike"] == [0.08] * 4
+    assert max(cases["one slow"]) == 0.16
+    assert cases["shares by speed"] == pytest.approx([0.32 / 3] * 4)
 
 
 # A user namespace in which the kernel makes no network namespace: a real refusal.

@@ -58,7 +58,7 @@ def asked():
     """Arguments and result (s) of each measured step of box.csv that crossed a link."""
     table = measured.load("box")
     # of a message with a delay: that without, and what was added
-    added_us = next(r["median_us"] for r in table.rows if r["case"].startswith("1 ms by"))
+    added_us = next(r["median_us"] for r in table.rows if str(r["case"]).startswith("1 ms by"))
     for row in table.rows:
         if row["what"] != "step" or row["mbit_per_s"] == 0:
             continue
@@ -77,7 +77,7 @@ def only_bytes(shared_s, sizes, scheme, latency_s, bits_per_s):
 def step(shared_s, sizes, scheme, latency_s, bits_per_s):
     """Predict as the lesson does: 0.956 of the rate for data, and the bucket's first bytes."""
     total = sum(sizes)
-    messages = sum(1 if size <= 2048 else 2 for size in sizes) if scheme == "one by one" else 2
+    messages = 2 * len(sizes) if scheme == "one by one" else 2
     nbytes = {"16 bits": total / 2, "top-k 1 %": 0.02 * total, "every 8 steps": total / 8}
     burst = max(slow_links.SMALLEST_BURST, bits_per_s / 8 * slow_links.BURST_S)
     if scheme == "every 8 steps":
