@@ -8,15 +8,16 @@ Writes `data/measured/box.csv`, a row for each quantity, with the model's value 
 - `rate`: 16 MiB from host to host by MPI; the model is the rate that was set;
 - `latency`: one byte one way less the same without a delay; the model is the delay that was set;
 - `message`: messages from 1 byte to 4 MiB one way; the model is the link measured with 1 byte and
-  16 MiB, and its token bucket (`ShapedLink.ping_pong`);
-- `allreduce`: 2 MiB on 2 x 2 ranks by several algorithms, ranks numbered in blocks and round robin;
+  4 MiB, and its token bucket (`ShapedLink.ping_pong`);
+- `allreduce`: 1 MiB on 2 x 2 ranks by several algorithms, ranks numbered in blocks and round robin;
   the model is the time of the measured link for the bytes that cross it (`slow_links.crossing`);
 - `step`: the two nets of `dlcourse.slow_links` by each scheme, on one rank per host, and in shared
   memory; the model is the step in shared memory and what the link adds; also with a delay;
 - `horovod`: `fit` with three Keras nets, likewise;
 - `computing`, `slow host`: a gradient on 1, 2 and 4 ranks at once; then 2 x 2 ranks that wait for
   the time of one alone in place of computing, on the second host for twice as long;
-- `loss`: an allreduce of 1 MB on one rank per host where frames are lost.
+- `loss`: an allreduce of 1 MB on one rank per host where frames are lost, without and with a delay;
+  the model is the same without loss.
 
 `ratio` is the median over the model's time, for `rate` the rate over the one that was set.
 """
@@ -37,8 +38,8 @@ from dlguide.measure import Timing
 from dlguide.models import registry
 from dlguide.scaling import costs
 
-RATES, DELAYS_S, LOSSES = (1e9, 3e8, 1e8), (0.001, 0.005), (0.0, 0.0001, 0.001, 0.01)
-BIG, ARRAY, LOST = 16 << 20, 2 << 20, 1_000_000
+RATES, DELAYS_S, LOSSES = (1e9, 3e8, 1e8), (0.001, 0.005), (0.0, 0.001, 0.01)
+BIG, ARRAY, LOST = 16 << 20, 1 << 20, 1_000_000
 MESSAGES = (1, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 WIDE = 1024  # of the two hidden layers of "wide mlp"
 NETS = {
@@ -46,7 +47,7 @@ NETS = {
     "mnist_cnn": registry.parameters("mnist_cnn"),
     "wide mlp": (784 + 1) * WIDE + (WIDE + 1) * WIDE + (WIDE + 1) * 10,
 }
-BATCH, STEPS, ROUNDS, TURNS = 100, 30, 5, 3
+BATCH, STEPS, ROUNDS, TURNS = 100, 25, 5, 2
 PAIR = [0, 3]  # of four ranks, one on each host, on two cores where there are two
 
 
@@ -139,7 +140,7 @@ def allreduces() -> Iterator[dict]:
             link = slow_links.link(cluster, rate, PAIR)
             for algorithm in slow_links.CROSSING:
                 for name, order in slow_links.PLACEMENTS.items():
-                    found, crossed = cluster.run(allreduce, algorithm, order, ARRAY, 3)[0]
+                    found, crossed = cluster.run(allreduce, algorithm, order, ARRAY, ROUNDS)[0]
                     model_s = link.seconds(slow_links.CROSSING[algorithm][name] * ARRAY)
                     case = f"{algorithm}, {name}"
                     yield row("allreduce", case, rate, found, model_s, crossed)
@@ -213,13 +214,15 @@ def slow_host() -> Iterator[dict]:
 
 def losses() -> Iterator[dict]:
     """Measure an allreduce on one rank per host where frames are lost."""
-    none = None
-    for loss in LOSSES:
-        # without loss the frames are of one segment, and pass the same program
-        with box.hosts(2, 1e8, loss=loss or 1e-12) as hosts, Cluster(hosts=hosts) as cluster:
-            found = cluster.run(slow_links.exchanges, LOST, 40)[0]
-            none = float(np.median(found)) if none is None else none
-            yield row("loss", f"{100 * loss:g} %", 1e8, found, none)
+    for delay_s in (0.0, 0.002):
+        none_s = 0.0
+        for loss in LOSSES:
+            # without loss the frames are of one segment, and pass the same program
+            lossy = {"latency_s": delay_s, "loss": loss or 1e-12}
+            with box.hosts(2, 1e8, **lossy) as hosts, Cluster(hosts=hosts) as cluster:
+                found = cluster.run(slow_links.exchanges, LOST, 30)[0]
+            none_s = none_s or float(np.median(found))
+            yield row("loss", f"{100 * loss:g} %, {1e3 * delay_s:g} ms", 1e8, found, none_s)
 
 
 PARTS = {

@@ -44,7 +44,7 @@ CROSSING = {
     "library": {"block": 1.0, "round robin": 1.0},
 }
 SMALLEST_BURST, BURST_S = 32 << 10, 0.0005  # of the links of `dlguide.cluster.box`
-BIG = 16 << 20
+BIG, LARGE = 16 << 20, 4 << 20  # messages of the longer measurement, of `link`
 
 
 def weights_of(net: str, seed: int = 0) -> list[np.ndarray]:
@@ -217,10 +217,10 @@ def one_way(comm: Comm, nbytes: int, repeats: int) -> list[float]:
 
 
 def link(cluster: Any, bits_per_s: float, ranks: Sequence[int] = (0, 1)) -> ShapedLink:
-    """Measure a link by messages of 1 byte and of 16 MiB between two ranks on two hosts."""
+    """Measure a link by messages of 1 byte and of 4 MiB between two ranks on two hosts."""
     latency_s = float(np.median(cluster.run_on(ranks, one_way, 1, 100)[0]))
-    big_s = float(np.median(cluster.run_on(ranks, one_way, BIG, 3)[0]))
-    return _shaped(bits_per_s, latency_s, big_s)
+    large_s = float(np.median(cluster.run_on(ranks, one_way, LARGE, 2)[0]))
+    return _shaped(bits_per_s, latency_s, LARGE, large_s)
 
 
 def links_of(longer: Measured) -> dict[float, ShapedLink]:
@@ -231,13 +231,13 @@ def links_of(longer: Measured) -> dict[float, ShapedLink]:
             rate, mbit_per_s = 1e6 * row["mbit_per_s"], row["mbit_per_s"]
             one = {"what": "message", "case": 1, "mbit_per_s": mbit_per_s}
             latency_s = 1e-6 * longer.column("median_us", **one)[0]
-            found[rate] = _shaped(rate, latency_s, 1e-6 * row["median_us"])
+            found[rate] = _shaped(rate, latency_s, BIG, 1e-6 * row["median_us"])
     return found
 
 
-def _shaped(bits_per_s: float, latency_s: float, big_s: float) -> ShapedLink:
+def _shaped(bits_per_s: float, latency_s: float, nbytes: int, seconds: float) -> ShapedLink:
     burst = max(SMALLEST_BURST, int(bits_per_s / 8 * BURST_S))
-    return ShapedLink(latency_s, (BIG - burst) / (big_s - latency_s), burst)
+    return ShapedLink(latency_s, (nbytes - burst) / (seconds - latency_s), burst)
 
 
 def exchanges(comm: Comm, nbytes: int, repeats: int) -> list[float]:
