@@ -36,7 +36,6 @@ from dlguide.cluster import Cluster, box
 from dlguide.files import data_folder
 from dlguide.measure import Timing
 from dlguide.models import registry
-from dlguide.scaling import costs
 
 RATES, DELAYS_S, LOSSES = (1e9, 3e8, 1e8), (0.001, 0.005), (0.0, 0.001, 0.01)
 BIG, ARRAY, LOST = 16 << 20, 1 << 20, 1_000_000
@@ -190,7 +189,8 @@ def horovod() -> Iterator[dict]:
             hosts.rate(rate)
             link = slow_links.link(cluster, rate)
             for net in NETS:
-                exchange_s = costs.allreduce("ring", 4 * NETS[net], 2, link)
+                # two messages, of all bytes together; the bucket is full once per step
+                exchange_s = link.latency_s + link.seconds(4 * NETS[net])
                 wanted = float(np.median(alone[net])) + exchange_s
                 yield row("horovod", net, rate, cluster.run(horovod_steps, net)[0], wanted)
 
