@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide.collectives.agreement import agree_or_raise, clock_offset
+from dlguide.collectives.agreement import agree_or_raise
 from dlguide.errors import require
 from dlguide.models import GPTShape
 from dlguide.parallel import pipeline_schedule
@@ -92,25 +92,22 @@ def measure_orders(
     nbytes: int = 4096,
     repeats: int = 3,
 ) -> dict[str, list[list[PipelineCell]]]:
-    """Run schedules of waits in turns; every rank must call.
+    """Run schedules of waits in turns; every rank of one machine, with its one clock, must call.
 
     Args:
         orders: name -> the list of each stage.
         seconds: name -> the time of a pass of each kind.
 
     Returns:
-        dict: name -> for each repetition the cells of all stages, on one clock from 0 on.
+        dict: name -> for each repetition the cells of all stages, from 0 s on.
     """
-    offset_s = clock_offset(comm)
     found: dict[str, list[list[PipelineCell]]] = {name: [] for name in orders}
     for _ in range(repeats):
         for name, rows in orders.items():
             times = seconds[name]
             comm.Barrier()
             mine = run_order(comm, rows[comm.rank], lambda w, t=times: wait(t[w.kind]), nbytes)
-            cells = [
-                cell for row in comm.allgather([_moved(c, offset_s) for c in mine]) for cell in row
-            ]
+            cells = [cell for row in comm.allgather(mine) for cell in row]
             first_s = min(cell.start_s for cell in cells)
             found[name].append([_moved(cell, -first_s) for cell in cells])
     return found
