@@ -239,7 +239,8 @@ def capacity(tokens: int, experts: int, k: int = 2, factor: float = 1.25) -> int
     32
     """
     places = factor * tokens * k / experts
-    then = f"Take `capacity_factor` of at least {experts / max(1, tokens * k):.3g}, "
+    least = ceil(100 * experts / max(1, tokens * k)) / 100  # rounded up: it must be accepted
+    then = f"Take `capacity_factor` of at least {least:g}, "
     then += f"or {ceil(experts / (factor * k))} tokens per rank."
     require(places >= 1, "capacity", "be at least one token per expert", round(places, 4), then)
     return ceil(places - 1e-9)  # without what rounding of the factor adds

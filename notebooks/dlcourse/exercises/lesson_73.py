@@ -134,8 +134,8 @@ def share(answer, cluster=None):
 
 
 def at_least_fixed(answer):
-    if share(answer) < 0.999 * share(fixed):
-        raise WrongAnswer("Daly's fixed interval keeps more. When are failures frequent here?")
+    if share(answer) < 1.005 * share(fixed):
+        raise WrongAnswer("Daly's fixed interval keeps as much. When are failures frequent here?")
 
 
 EXERCISES = {
@@ -198,7 +198,7 @@ EXERCISES = {
         interval, check=at_least_fixed, score=share, limit_s=20.0,
         hint="Save more often when failures are frequent.",
         mistakes={
-            "Daly's fixed interval keeps more. When are failures frequent here?":
+            "Daly's fixed interval keeps as much. When are failures frequent here?":
                 lambda age, save, mtbf, shape: 8 * faults.daly(save, mtbf),
             "Return the seconds of work until the next checkpoint, above 0.":
                 lambda age, save, mtbf, shape: 0.0,
