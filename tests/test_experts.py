@@ -183,6 +183,6 @@ def test_what_cannot_be_is_refused_on_all_ranks_alike(tmp_path):
 def test_nearest_capacity_works():
     assert experts.capacity(4, 12, 1, 3) == 1
     assert experts.capacity(8, 12, 1, 1.5) == 1
-    with pytest.raises(ValueError, match="of at least 1[.]57, or 80 tokens"):
+    with pytest.raises(ValueError, match=r"of at least 1\.57, or 80 tokens"):
         experts.capacity(64, 200)
     assert experts.capacity(64, 200, factor=1.57) >= experts.capacity(80, 200) == 1
