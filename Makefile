@@ -27,7 +27,7 @@ ANEW := $(shell [ "$$(cat .venv/packages 2>/dev/null)" = "$(CURDIR)" ] \
 FAILED := .pytest_cache/v/cache/lastfailed
 pytest = status=0; rm -f $(FAILED); for part in $(1); do \
 	echo "pytest $$part"; eval "$(BIN)/python -m pytest $$part" || status=$$(($$status > $$? ? $$status : $$?)); \
-	done; if [ $$status = 1 ] && [ $$(grep -c ': true' $(FAILED)) -le 3 ]; then \
+	done; if [ $$status = 1 ] && [ -f $(FAILED) ] && [ $$(grep -c ': true' $(FAILED)) -le 3 ]; then \
 	echo "once more, alone:"; cat $(FAILED); $(BIN)/python -m pytest --last-failed; status=$$?; \
 	fi; exit $$status
 SLOWEST := --durations 40

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import conftest
 import pytest
 
 TESTS = Path(__file__).parent
@@ -74,3 +77,25 @@ def test_a_skip_is_printed_and_fails_unless_listed(source, status, printed, word
     assert found == status, output
     for each in printed:
         assert each in output
+
+
+def reasons(path):
+    """The constant reasons in one file for which a test of it may be skipped."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not (isinstance(node, ast.Call) and getattr(node.func, "attr", "").startswith("skip")):
+            continue
+        named = [each.value for each in node.keywords if each.arg == "reason"]
+        for each in named or node.args[:1]:
+            if isinstance(each, ast.Constant) and isinstance(each.value, str):
+                yield each.value
+
+
+def test_every_reason_to_skip_is_listed():
+    """Where all optional parts are installed, nothing is skipped: no run shows a missing entry."""
+    unlisted = [
+        f"{path.relative_to(TESTS)}: {reason}"
+        for path in sorted(TESTS.rglob("*.py"))
+        for reason in reasons(path)
+        if not any(re.fullmatch(pattern, reason) for pattern in conftest.ALLOWED_SKIPS)
+    ]
+    assert unlisted == []
