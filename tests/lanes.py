@@ -1,7 +1,7 @@
 """The two lanes of the tests: `make test` runs what is not marked `long`, `make test-all` the rest.
 
-A test on ranks runs on 2 and 3 ranks in the fast lane. One rank and four or five are in the long
-lane, unless an algorithm branches there.
+A test on ranks runs on 2 and 3 ranks in the fast lane, on one of them where it trains whole nets.
+One rank and four or five are in the long lane, unless an algorithm branches there.
 """
 
 from __future__ import annotations
@@ -18,3 +18,4 @@ def long(*values: Any) -> list[Any]:
 
 
 RANKS = [2, 3, *long(1, 4)]
+TRAINED = [2, *long(1, 3, 4)]

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from lanes import RANKS
+from lanes import TRAINED
 from on_ranks import on_ranks
 
 pytestmark = pytest.mark.ranks
@@ -195,7 +195,7 @@ def resumed(saves_in):
     return result
 
 
-@pytest.fixture(scope="module", params=RANKS, ids=lambda ranks: f"{ranks} ranks")
+@pytest.fixture(scope="module", params=TRAINED, ids=lambda ranks: f"{ranks} ranks")
 def results(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(f"resume{request.param}")
     return on_ranks(request.param, resumed, folder, 200, saves_in=str(folder))

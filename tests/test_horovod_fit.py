@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from lanes import RANKS
+from lanes import TRAINED, long
 from on_ranks import on_ranks
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
@@ -207,7 +207,7 @@ def fits_on_ranks(files):
     return done
 
 
-@pytest.fixture(scope="module", params=RANKS)
+@pytest.fixture(scope="module", params=TRAINED)
 def fitted(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fitted")
     results = on_ranks(request.param, fits_on_ranks, folder, timeout_s=500, files=str(folder))
@@ -278,7 +278,7 @@ def test_wrong_use_is_told_on_all_ranks(fitted):
             assert "The metrics of an epoch must be the same on every rank" in result["metrics"]
 
 
-@pytest.mark.parametrize("fitted", [2, 3], indirect=True)
+@pytest.mark.parametrize("fitted", [2, *long(3)], indirect=True)
 def test_saved_models_open_without_horovod(fitted):
     _, folder = fitted
     code = (

@@ -7,6 +7,7 @@ import sys
 
 import psutil
 import pytest
+from lanes import long
 from on_ranks import on_ranks
 
 from dlguide import commands
@@ -50,7 +51,7 @@ def exchanges(way):
 
 @pytest.mark.ranks
 @pytest.mark.timeout(LONGEST_S)
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, *long(3)])
 def test_gloo_and_mpi_exchange_the_same(tmp_path, ranks):
     total = ranks * (ranks + 1) // 2
     losses, digests = [], []

@@ -101,7 +101,12 @@ def test_endless_answer_on_ranks_is_stopped_and_the_ranks_work_again(clusters):
     assert endless.judge(endless.model, clusters) is None
 
 
-OPEN = [pytest.param(part, id=name) for name, part in ALL.items() if getattr(part, "score", None)]
+TRAINS = ("25-5", "81-6")  # for a minute or more
+OPEN = [
+    pytest.param(part, id=name, marks=[pytest.mark.long] * (name.startswith(TRAINS)))
+    for name, part in ALL.items()
+    if getattr(part, "score", None)
+]
 
 
 @pytest.mark.parametrize("part", OPEN)

@@ -9,7 +9,7 @@ from functools import partial
 import layout_writers
 import numpy as np
 import pytest
-from lanes import RANKS
+from lanes import TRAINED
 from on_ranks import on_ranks
 
 from dlcourse.usecases import chest_xray, report
@@ -51,7 +51,7 @@ def trained(real, **asked):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", TRAINED)
 def test_ranks_train_as_one_process_with_the_global_batch(ranks, packed, alone, tmp_path):
     each = on_ranks(
         ranks, trained, tmp_path, real=str(packed), **SMALL | {"batch_per_rank": 12 // ranks}
