@@ -82,8 +82,7 @@ def published_layout(tmp_path_factory):
     return layout_writers.write_chestxray14(folder, phantoms.chest(44, 40, 3))
 
 
-@pytest.mark.parametrize("part", ["train_val_list.txt", "test_list.txt"])
-@pytest.mark.parametrize("size", [0, 40, 900], ids=["empty", "no picture", "cut short"])
+@pytest.mark.parametrize(("part", "size"), [("train_val_list.txt", 900), ("test_list.txt", 40)])
 def test_damaged_radiograph_is_named_by_all_ranks(size, part, published_layout, tmp_path):
     real = shutil.copytree(published_layout, tmp_path / "real")
     path = real / "images" / (real / part).read_text().split()[0]
