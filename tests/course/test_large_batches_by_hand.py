@@ -5,7 +5,6 @@ Tests dlcourse.large_batches.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -43,11 +42,6 @@ def test_training_equals_that_of_the_library(trust):
     assert ours.steps == 16
     for one, other in zip(ours.weights, net.get_weights(), strict=True):
         assert np.allclose(one, other, atol=1e-3)
-
-
-def test_last_batch_may_be_short():
-    odd = replace(CONFIG, samples=1030, epochs=2)
-    assert large_batches.train(odd, 0, datasets.load()).steps == 18
 
 
 def test_noise_scale_is_the_variance_over_the_squared_mean():
@@ -93,18 +87,6 @@ def test_steps_to_a_loss_fall_with_the_batch_and_none_means_never():
 
 # --- Nyholm's thesis ---
 
-RECIPE = {"experiment": 6, "workers": 32, "framework": "Horovod"}
-
-
-def test_one_published_row_is_found_or_refused():
-    assert large_batches.published_row(RECIPE)["top1_percent"] == 74.662
-    with pytest.raises(ValueError, match="match one row of accuracy, 2 match"):
-        large_batches.published_row({"experiment": 6, "workers": 32})
-    with pytest.raises(ValueError, match="0 match"):
-        large_batches.published_row({"experiment": 12})
-    with pytest.raises(ValueError, match="`columns` must be one of"):
-        large_batches.published_row({"experimnt": 4})
-
 
 @pytest.mark.parametrize(
     ("samples", "batch", "workers"), [(53, 6, 3), (12, 4, 3), (13, 4, 3), (1, 5, 1), (100, 7, 4)]
@@ -113,9 +95,3 @@ def test_the_last_batch_is_what_dealing_out_leaves(samples, batch, workers):
     own = len([*range(samples), *range(-samples % workers)][::workers])  # filled up, dealt out
     *_, last = [len(range(own)[at : at + batch]) for at in range(0, own, batch)]
     assert large_batches.last_batch(samples, batch, workers) == last
-
-
-def test_the_last_batches_of_the_thesis():
-    found = [large_batches.last_batch(1_281_167, 128, workers) for workers in (8, 16, 24, 32)]
-    assert found == [18, 73, 6, 101]
-    assert large_batches.last_batch(1_281_167, 32, 32) == 5  # experiment 7

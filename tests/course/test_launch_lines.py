@@ -73,49 +73,6 @@ def test_the_imagenet_line_is_448_nodes_and_its_dead_words_are_named():
     assert job.program == ("./build/tools/caffe", "train", "--solver=s.prototxt")
 
 
-def test_c12_the_copied_flags_are_called_dated_and_left_out_of_todays_lines():
-    launch = launch_lines.explain(THESIS)
-    states = {word.text: word.state for word in launch.words if word.state != "works"}
-    dated = dict.fromkeys(("-bind-to none", "-mca pml ob1", "-mca btl ^openib"), "dated")
-    assert states == {**dated, "-oversubscribe": "harmful"}
-    assert "no InfiniBand" in said(launch, "-mca btl").did
-    assert "gives up pinning" in said(launch, "-bind-to").note
-    for command in launch_command.all_lines(launch.job).values():
-        assert not any(word in command for word in ("openib", "ob1", "oversub", "bind-to none"))
-
-
-def test_c25_the_line_with_export_runs_nothing_and_needs_256_nodes():
-    launch = launch_lines.explain(GUIDE_64)
-    assert any("As printed this runs nothing" in finding for finding in launch.findings)
-    assert "512 ranks, 2 on a node, need 256 nodes." in launch.findings
-    assert "2 ranks x 20 threads keep 40 cores of a node busy." in launch.findings
-    assert said(launch, "I_MPI_FABRICS").state == "dead"
-    # the shell agrees: nothing but an error of `export`
-    ran = subprocess.run(
-        ["bash", "-c", "X=1 export Y=tmi mpirun -np 2 echo ran"],
-        capture_output=True, text=True, timeout=20,
-    )  # fmt: skip
-    assert "ran" not in ran.stdout
-    assert ran.returncode != 0
-
-
-def test_shell_variables_stay_in_the_job():
-    launch = launch_lines.explain(DECK)
-    assert launch.launcher == "mpirun of Open MPI"
-    assert said(launch, "-cpus-per-proc").state == "dead"
-    commands = launch_command.all_lines(launch.job)
-    assert "-n $NP -hosts 192.168.10.110" in commands["MPICH"]
-    assert "--map-by slot:PE=$PER_PROC" in commands["Open MPI 5"]
-    assert "--cpus-per-task=$PER_PROC" in commands["Slurm"]
-
-
-def test_i_mpi_debug_and_its_likes_are_known():
-    launch = launch_lines.explain(HANDS_ON)
-    assert "CPUs of every rank" in said(launch, "-genv I_MPI_DEBUG=5").did
-    assert launch.job.variables == {"OMP_NUM_THREADS": "2", "I_MPI_DEBUG": "5"}
-    assert "ONEDNN_VERBOSE" in launch_lines.explain("MKLDNN_VERBOSE=1 mpirun a").words[0].note
-
-
 @pytest.mark.parametrize("line", LINES)
 def test_todays_lines_say_the_same_job(line):
     job = launch_lines.explain(line).job
@@ -163,10 +120,6 @@ def test_a_fault_is_named(line, must):
         launch_lines.explain(line)
 
 
-def test_a_line_without_a_program_is_noticed():
-    assert any("no program" in finding for finding in launch_lines.explain("mpirun -np 2").findings)
-
-
 @given(st.text(st.sampled_from("mpirun-x $='\"&\\\n2"), max_size=30))
 def test_any_line_is_read_or_refused(rest):
     reasons = []
@@ -175,13 +128,6 @@ def test_any_line_is_read_or_refused(rest):
     except ValueError as error:
         reasons.append(str(error))
     assert all(reason.startswith("`") for reason in reasons)
-
-
-def test_every_option_of_every_launcher_is_described():
-    for name, table in launch_lines.FAMILIES.items():
-        for option in table.values():
-            assert option.did, name
-            assert option.note or option.state == "works", name
 
 
 def test_launch_line_of_a_batch_job_is_explained_as_that_job():
