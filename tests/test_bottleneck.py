@@ -141,15 +141,6 @@ def test_readers_wait_side_by_side_and_a_filled_cache_does_not_read(pipeline):
     assert cached.cached_nbytes == 0  # the user's own cache is left as it was
 
 
-def test_images_in_memory_have_no_stage_to_decode():
-    from dlguide.data import datasets
-
-    data = datasets.load().first(400, 10)
-    found = bottleneck(input_pipeline.Pipeline(data, batch_per_rank=50), "mlp", seconds=0.02)
-    assert [one.name for one in found.stages] == ["read", "augment", "train"]
-    assert not any("cache" in one.what for one in found.remedies)
-
-
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), "1"])
 def test_time_that_is_none_is_refused(seconds):
     with pytest.raises(ValueError, match=r"`seconds` must be a positive number"):
@@ -180,19 +171,3 @@ def test_words_say_the_numbers():
     assert "waits for data 75% of its time" in text
     assert "If decode took no time: 2,000 samples/s, 2.0 times as many. What should help:" in text
     assert text.endswith("  4 calls of decode at once: 2,000 samples/s")
-
-
-@pytest.mark.parametrize(
-    ("slow", "words"),
-    [("train", "No change of the input pipeline helps"), ("read", "None of the usual changes")],
-)
-def test_without_a_remedy_the_words_say_so(slow, words):
-    found = invented()
-    stages = [dataclasses.replace(one, wall_s=1e-6, cpu_s=0.0) for one in found.stages]
-    stages = [dataclasses.replace(s, wall_s=1e-3) if s.name == slow else s for s in stages]
-    assert words in str(dataclasses.replace(found, stages=tuple(stages), remedies=()))
-
-
-def test_full_cores_are_reported():
-    found = dataclasses.replace(invented(), cores=1.0)
-    assert "The cores (1) are full; decode takes most of their time." in str(found)

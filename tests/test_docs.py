@@ -13,7 +13,6 @@ import docs_pages
 import numpy as np
 import pytest
 
-from dlguide.cluster.environment import find_mpiexec
 from dlguide.errors import MissingComponentError
 
 ROOT = docs_pages.ROOT
@@ -168,14 +167,6 @@ def test_refusals_told_in_pages_come_in_these_words(monkeypatch):
             assert found or text in ELSEWHERE, f"{page.name}: {text!r}\n" + "\n".join(came)
 
 
-def test_refusals_that_are_provoked_elsewhere_are():
-    for text, name in ELSEWHERE.items():
-        kind, _, words = text.rpartition(": ")
-        words = words.split(" must ")[-1].split("...")[1 if "..." in words else 0].strip()
-        told = (ROOT / "tests" / name).read_text().replace("`", "")
-        assert words in told or (kind and kind in told), f"{name}: {words}"
-
-
 # --- the reader of pages -----------------------------------------------------------------------
 
 
@@ -201,26 +192,11 @@ def test_comparison_of_outputs(promised, printed, fits):
     assert (docs_pages.differs(promised, printed) == "") is fits
 
 
-def test_blocks_are_read_with_name_and_line(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(
-        "# A\n\n```python a.py\nprint(1)\n```\n\n```sh\npython a.py\n```\n\n```text\n1\n```\n"
-    )
-    found = [(each.language, each.file, each.line) for each in docs_pages.blocks(page)]
-    assert found == [("python", "a.py", 3), ("sh", "", 7), ("text", "", 11)]
-    ((block, printed, _),) = docs_pages.run(page, tmp_path)
-    assert docs_pages.differs(block.text, printed) == ""
-
-
 def test_failing_command_fails_the_page(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("```sh\necho before; false\n```\n\n```text\nbefore\n```\n")
     with pytest.raises(AssertionError, match=r"status 1\nbefore"):
         list(docs_pages.run(page, tmp_path))
-
-
-def test_launcher_of_the_pages_is_there():
-    assert find_mpiexec().with_name("mpiexec").exists()
 
 
 # --- the package outside of its clone ----------------------------------------------------------

@@ -61,35 +61,6 @@ def test_the_rate_follows_the_global_batch_by_its_rule():
     assert replace(plain, rate_scaling="sqrt").rate == pytest.approx(0.05 * math.sqrt(32))
 
 
-def rates(epochs_of_10_steps=90, **changes):
-    setting = ex.ExperimentConfig(
-        epochs=epochs_of_10_steps, batch_per_worker=128, virtual_workers=32, base_batch=128,
-        base_rate=0.05, rate_scaling="linear", **changes,
-    )  # fmt: skip
-    return setting.schedule().to_steps(10, epochs_of_10_steps).rates()
-
-
-def test_the_thesis_stepping_warmup_and_its_decay_come_out_of_a_setting():
-    found = rates(
-        warmup="stepping", warmup_epochs=5, per="epoch", decay="step", boundaries=(30, 60, 80)
-    )
-    expected = [1.6 * (epoch + 1) / 6 for epoch in range(5)] + [1.6] * 25 + [0.16] * 30
-    expected += [0.016] * 20 + [0.0016] * 10
-    assert found == pytest.approx(np.repeat(expected, 10))
-
-
-def test_gradual_warmup_starts_at_the_base_rate_and_linear_decay_fills_what_is_left():
-    found = rates(warmup="gradual", warmup_epochs=5, decay="linear")
-    assert len(found) == 900
-    assert found[:50] == pytest.approx(0.05 + 1.55 * np.arange(50) / 50)
-    assert found[50:] == pytest.approx(1.6 * (1 - np.arange(850) / 850))
-
-
-def test_constant_warmup_holds_the_base_rate_and_jumps():
-    found = rates(warmup="constant", warmup_epochs=2)
-    assert found == pytest.approx([0.05] * 20 + [1.6] * 880)
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -115,16 +86,6 @@ def test_an_impossible_config_is_refused_when_it_is_made(changes, said):
         ex.ExperimentConfig(**changes)
 
 
-def test_numbers_of_numpy_make_the_same_training():
-    changes = {"samples": 500, "base_rate": 0.5, "decay": "step", "boundaries": (1, 2), "seed": 3}
-    ours = changes | {
-        "samples": np.int64(500), "base_rate": np.float32(0.5), "boundaries": np.array([1, 2]),
-        "seed": np.int64(3),
-    }  # fmt: skip
-    assert ex.ExperimentConfig(**ours) == ex.ExperimentConfig(**changes)
-    assert ex.ExperimentConfig(**ours).key() == ex.ExperimentConfig(**changes).key()
-
-
 def test_one_training_has_one_key_and_another_one_has_another():
     one = ex.ExperimentConfig()
     same = [
@@ -144,18 +105,6 @@ def test_one_training_has_one_key_and_another_one_has_another():
     ]
     keys = {each.key() for each in others} | {one.key()}
     assert len(keys) == len(others) + 1
-
-
-def test_every_name_is_repeated_with_every_seed():
-    base = ex.ExperimentConfig()
-    made = ex.each_seed({"a": base, "b": replace(base, virtual_workers=8)}, seeds=(3, 5))
-    assert [(one.name, one.virtual_workers, one.seed) for one in made] == [
-        ("a", 1, 3), ("a", 1, 5), ("b", 8, 3), ("b", 8, 5),
-    ]  # fmt: skip
-    with pytest.raises(ValueError, match="`seeds` must differ"):
-        ex.each_seed({"a": base}, seeds=(1, 1))
-    with pytest.raises(ValueError, match="`seeds` must hold at least one"):
-        ex.each_seed({"a": base}, seeds=())
 
 
 # --- one result --------------------------------------------------------------------------------
@@ -244,20 +193,6 @@ def test_a_row_never_mixes_recipes():
         ex.table([a_result(), a_result()])
 
 
-def test_a_table_prints_a_line_for_each_row_in_columns():
-    results = [
-        *seeds_of("a", (0.9, 0.8)),
-        *seeds_of("longer name", ((0.5, 0.9),) * 2, virtual_workers=2),
-    ]
-    text = str(ex.table(results, accuracy=0.85)).splitlines()
-    assert len(text) == 3
-    assert "s until 85 % held" in text[0]
-    assert "85.00 ± 5.00" in text[1]
-    assert "80.00 to 90.00" in text[1]
-    assert "(1 of 2)" in text[1]
-    assert text[2].startswith("longer name")
-
-
 def test_compare_pairs_the_seeds():
     # the seeds differ by far more than the recipes: only pairs see the difference
     first = seeds_of("first", (0.50, 0.70, 0.90))
@@ -298,13 +233,6 @@ def test_the_interval_is_that_of_scipys_paired_test(seeds):
     assert ex.confidence_interval(first - second) == pytest.approx(oracle.confidence_interval(0.95))
     assert is_clear(first - second) == (oracle.pvalue < 0.05)
     assert ex.confidence_interval([1.0]) is None
-
-
-@pytest.mark.parametrize("pairs", [2, 3, 5])
-def test_one_comparison_of_equals_in_twenty_is_called_clear(pairs):
-    values = np.random.default_rng(pairs).normal(size=(4000, pairs))
-    alarms = np.mean([is_clear(row) for row in values])
-    assert alarms == pytest.approx(0.05, abs=0.015)  # 4 standard errors of the share
 
 
 def test_compare_reports_when_nothing_can_be_concluded():

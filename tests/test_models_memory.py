@@ -59,13 +59,6 @@ def test_activations_of_the_mnist_cnn_follow_from_its_shapes(keras):
     assert one.total == 16 * trained + one.activations + one.working
 
 
-def test_the_guides_131_million_parameters_are_2_gb():
-    """Table 2 prints 131M (~2.1 GB) and 81M (~1.3 GB): 16 bytes for each with Adam."""
-    assert round(models.memory(131_000_000, 1).total / 1e9, 1) == 2.1
-    assert round(models.memory(81_000_000, 1).total / 1e9, 1) == 1.3
-    assert models.memory(131_000_000, 1).weights == 524_000_000
-
-
 @pytest.mark.parametrize(
     ("optimizer", "copies"), [("sgd", 2), ("momentum", 3), ("adam", 4), ("lamb", 4)]
 )
@@ -134,14 +127,6 @@ def test_what_two_layers_need_is_kept_once_and_freed_going_backward(keras):
     assert backward_peak(calls) == 40 + 5 * 4000
 
 
-def test_a_memory_prints_its_parts(keras):
-    lines = str(models.memory("mlp", 100)).splitlines()
-    assert lines[0] == "training with a batch of 100"
-    assert [line.split()[0] for line in lines[1:]] == [
-        *("weights", "gradients", "optimizer", "activations", "working", "total")
-    ]
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -155,8 +140,3 @@ def test_a_memory_prints_its_parts(keras):
 def test_what_has_no_memory_is_refused(arguments, text):
     with pytest.raises(ValueError, match=text):
         models.memory(*arguments)
-
-
-def test_a_model_of_another_precision_is_refused(keras):
-    with pytest.raises(ValueError, match="`precision` must be float32 as the model's layers, got"):
-        models.memory(models.build("mlp"), 1, precision="mixed_bfloat16")

@@ -8,9 +8,7 @@ takes the link's time; an addition takes none. The code that runs is that of
 
 from __future__ import annotations
 
-import math
 import queue
-import re
 import threading
 from dataclasses import dataclass, field
 
@@ -148,14 +146,6 @@ def test_laws_at_their_known_points():
     assert costs.gustafson(0.25, 9) == pytest.approx(0.25 + 0.75 * 9)
 
 
-def test_slowest_of_normal_workers():
-    # closed forms: 0, 1/sqrt(pi), 3/(2 sqrt(pi)); Tippett (1925) for 10, 100 and 1000
-    closed = {1: 0, 2: 1 / math.sqrt(math.pi), 3: 1.5 / math.sqrt(math.pi)}
-    tables = {10: 1.53875, 100: 2.50759, 1000: 3.24144}
-    for workers, value in (closed | tables).items():
-        assert costs.slowest(workers) == pytest.approx(value, abs=2e-5)
-
-
 @pytest.mark.parametrize(
     ("call", "name"),
     [
@@ -226,11 +216,3 @@ def test_no_link_is_faster_than_its_generation_allows():
     ):
         nominal = sheets[gpu] * 8 / 2 / links
         assert 0.75 * nominal < ROWS[name]["gbit_per_s"] < nominal
-
-
-def test_unknown_link_is_told_the_nearest():
-    with pytest.raises(ValueError, match=r"Did you mean InfiniBand EDR\?"):
-        costs.link("Infiniband EDR")
-    for name in UNKNOWN:
-        with pytest.raises(ValueError, match=re.escape(f"got {name!r}. Give `latency_s`")):
-            costs.link(name)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dlcourse import small_mlp
 from dlguide import search
 from dlguide.data.datasets import Dataset
-from dlguide.search import methods, spaces
+from dlguide.search import methods
 
 SPACE = {"x": search.Uniform(0.0, 1.0), "y": search.Uniform(0.0, 1.0)}
 MIXED = {
@@ -103,10 +103,6 @@ def test_impossible_budgets_are_refused(make, says):
         make()
 
 
-def test_fewer_rungs_are_possible():
-    assert [rung.trials for rung in search.Halving(27, 1, 3, rungs=2).plan()] == [27, 9]
-
-
 # --- tree-structured Parzen estimators ---------------------------------------------------------
 
 
@@ -122,13 +118,6 @@ def test_tpe_comes_several_times_nearer_than_random_with_the_same_budget(space, 
     assert (learned < random).sum() >= 15
 
 
-def test_tpe_makes_as_many_trials_as_given():
-    found = search.run(bowl, SPACE, search.TPE(23, first=5), show=False)
-    assert [trial.number for trial in found.trials] == list(range(23))
-    first = [spaces.draw(SPACE, 0, number) for number in range(5)]
-    assert [trial.parameters for trial in found.trials[:5]] == first
-
-
 @pytest.mark.parametrize("places", [[], [0.5], [0.0, 0.02, 1.0], [0.3] * 9])
 def test_parzen_density_is_positive_integrates_to_one_and_is_drawn_from(places):
     parzen = methods.estimator(search.Uniform(0, 1), places)
@@ -140,23 +129,6 @@ def test_parzen_density_is_positive_integrates_to_one_and_is_drawn_from(places):
     assert 0 <= drawn.min() <= drawn.max() <= 1
     expected = density.reshape(10, -1).mean(axis=1) / 10
     assert np.histogram(drawn, 10, (0, 1))[0] / 8000 == pytest.approx(expected, abs=0.03)
-
-
-def test_parzen_widths_follow_the_neighbours():
-    parzen = methods.estimator(search.Uniform(0, 1), [0.9, 0.1, 0.4])
-    assert parzen.places == pytest.approx([0.1, 0.4, 0.9])
-    assert parzen.widths == pytest.approx([0.3, 0.5, 0.5])
-    crowd = methods.estimator(search.Uniform(0, 1), np.linspace(0.5, 0.501, 8))
-    assert crowd.widths[1:-1] == pytest.approx([1 / 10] * 6)
-
-
-def test_shares_count_with_one_more_of_each():
-    kind = search.Choice(("a", "b", "c"))
-    shares = methods.estimator(kind, [kind.place(value) for value in "aab"])
-    assert shares.shares == pytest.approx([3 / 6, 2 / 6, 1 / 6])
-    assert shares.density(np.array([0.1, 0.5, 1.0])) == pytest.approx([1.5, 1.0, 0.5])
-    drawn = [kind.at(place) for place in shares.draw(np.random.default_rng(1), 6000)]
-    assert drawn.count("a") == pytest.approx(3000, abs=200)
 
 
 # --- the small net -----------------------------------------------------------------------------
