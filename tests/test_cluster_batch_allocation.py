@@ -154,6 +154,36 @@ def test_bad_node_file_is_refused(case, pbs, monkeypatch):
         Cluster(inside="pbs")
 
 
+def test_flux_that_does_not_answer_is_refused(flux, job, monkeypatch):
+    with pytest.raises(
+        ValueError,
+        match=r"in an instance of Flux, not in a task of one, got 'fD'.*without `flux run`",
+    ):
+        flux(EQUAL, FLUX_JOB_ID="fD")
+    monkeypatch.delenv("FLUX_JOB_ID")
+    for answer in ("", "no JSON", '{"execution": {"R_lite": []}}', EQUAL.replace("0-7", "7-0")):
+        with pytest.raises(ValueError, match="`flux resource R` must be a resource set"):
+            flux(answer)
+    with pytest.raises(ValueError, match="`flux resource R` must answer, got 'no broker'"):
+        flux(EQUAL, body="echo no broker >&2; exit 1")
+    monkeypatch.setattr(environment, "ANSWER_S", 0.5)
+    with pytest.raises(ValueError, match="must answer, got 'nothing within"):
+        flux(EQUAL, body="exec sleep 60")
+    monkeypatch.setenv("PATH", "/none")
+    with pytest.raises(MissingComponentError, match="There is no flux on PATH"):
+        job(FLUX)
+
+
+def test_job_with_fewer_cores_than_asked_is_refused(slurm, pbs):
+    text = r"`ranks` must be at most 16, the cores of the job, 2 nodes of Slurm job 7, got 18"
+    with pytest.raises(ValueError, match=text + ".*a job with more cores"):
+        Cluster(ranks=18, inside=slurm().scheduler)
+    assert slurm().ranks_per_node(18, oversubscribe=True) == 9
+    # the ranks that the job was given, on fewer cores
+    with pytest.raises(ValueError, match="must be at most 4, the cores of the job, 2 nodes of PBS"):
+        pbs("n1", "n1", "n1", "n2", "n2", "n2", NCPUS="2", SLURM_JOB_ID="").ranks_per_node(None)
+
+
 def test_part_of_a_node_is_not_bound_to_cores_of_others(monkeypatch):
     here = describe()
     large = replace(

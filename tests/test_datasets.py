@@ -199,6 +199,11 @@ def test_other_ranks_take_over_within_an_epoch_and_use_every_sample_once(argumen
     assert order == [int(step.indices[0]) for step in serial]
 
 
+def test_the_rest_of_an_epoch_in_blocks_cannot_be_divided_anew():
+    with pytest.raises(ValueError, match='`order` must be "global" to divide the rest'):
+        epoch_batches(100, 10, order=datasets.BlockShuffle(4, 8), used=20)
+
+
 def test_another_epoch_or_seed_has_another_order():
     orders = {
         tuple(np.concatenate([step.indices for step in epoch_batches(500, 20, epoch=e, seed=s)]))

@@ -167,6 +167,14 @@ def test_refusals_told_in_pages_come_in_these_words(monkeypatch):
             assert found or text in ELSEWHERE, f"{page.name}: {text!r}\n" + "\n".join(came)
 
 
+def test_refusals_that_are_provoked_elsewhere_are():
+    for text, name in ELSEWHERE.items():
+        kind, _, words = text.rpartition(": ")
+        words = words.split(" must ")[-1].split("...")[1 if "..." in words else 0].strip()
+        told = (ROOT / "tests" / name).read_text().replace("`", "")
+        assert words in told or (kind and kind in told), f"{name}: {words}"
+
+
 # --- the reader of pages -----------------------------------------------------------------------
 
 
