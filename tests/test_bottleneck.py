@@ -141,6 +141,15 @@ def test_readers_wait_side_by_side_and_a_filled_cache_does_not_read(pipeline):
     assert cached.cached_nbytes == 0  # the user's own cache is left as it was
 
 
+def test_images_in_memory_have_no_stage_to_decode():
+    from dlguide.data import datasets
+
+    data = datasets.load().first(400, 10)
+    found = bottleneck(input_pipeline.Pipeline(data, batch_per_rank=50), "mlp", seconds=0.02)
+    assert [one.name for one in found.stages] == ["read", "augment", "train"]
+    assert not any("cache" in one.what for one in found.remedies)
+
+
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), "1"])
 def test_time_that_is_none_is_refused(seconds):
     with pytest.raises(ValueError, match=r"`seconds` must be a positive number"):

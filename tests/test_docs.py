@@ -213,31 +213,8 @@ def test_failing_command_fails_the_page(tmp_path):
 def test_parts_of_the_pages_are_reached_from_the_package_alone(tmp_path):
     parts = ["training.schedules", "training.optimizers", "training.checkpoint", "cluster.batch"]
     parts += ["data.formats", "data.input_pipeline", "machine.threads", "scaling.predict"]
-    for part in parts:
-        code = f"import dlguide; print(dlguide.{part}.__name__)"
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
-        )
-        assert done.stdout.strip() == f"dlguide.{part}", done.stderr
-
-
-def test_wheel_holds_all_that_the_package_needs(tmp_path):
-    clone = tmp_path / "clone"
-    clone.mkdir()
-    listed = subprocess.run(
-        ["git", "ls-files", "dlguide", "pyproject.toml", "README.md", "LICENSE"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout.split()  # fmt: skip
-    for name in listed:
-        if (ROOT / name).exists():
-            (clone / name).parent.mkdir(parents=True, exist_ok=True)
-            (clone / name).write_bytes((ROOT / name).read_bytes())
-    pip = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "-q"]
-    subprocess.run([*pip, "--no-index", "-w", str(tmp_path)], cwd=clone, check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    code = "import zipfile, sys; print('\\n'.join(zipfile.ZipFile(sys.argv[1]).namelist()))"
-    names = subprocess.run(
-        [sys.executable, "-c", code, str(wheel)], capture_output=True, text=True, check=True
-    ).stdout.split()
-    missing = [name for name in listed if name.startswith("dlguide/") and name not in names]
-    assert [name for name in missing if (ROOT / name).exists()] == []
+    code = "import dlguide\n" + "\n".join(f"print(dlguide.{part}.__name__)" for part in parts)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == [f"dlguide.{part}" for part in parts], done.stderr

@@ -410,7 +410,7 @@ def test_a_damaged_source_leaves_no_target(kind, tmp_path):
     assert os.listdir(tmp_path) == ["a"]
 
 
-@pytest.mark.parametrize("kind", ["tfrecord", "recordio", "hdf5", "folder"])
+@pytest.mark.parametrize("kind", ["tfrecord", "hdf5"])
 def test_memory_of_converting_does_not_grow_with_the_data(kind, tmp_path):
     # LMDB maps its file: what is resident then belongs to the kernel, and no figure tells it apart.
     code = """

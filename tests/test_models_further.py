@@ -13,8 +13,6 @@ import pytest
 from dlguide import models
 from dlguide.models import registry
 
-pytestmark = pytest.mark.ranks
-
 # sizes with which a net is built and trained in a moment
 SMALL = {
     "resnet20": {"image": 8},

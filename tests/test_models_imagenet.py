@@ -1,4 +1,4 @@
-"""The large nets are those of their papers, and the same on every rank."""
+"""The large nets are those of their papers, and their seed alone decides how they start."""
 
 import hashlib
 
@@ -7,8 +7,6 @@ import pytest
 
 from dlguide import models
 from dlguide.models.registry import SeededLayers
-
-pytestmark = pytest.mark.ranks
 
 
 @pytest.fixture(scope="module")

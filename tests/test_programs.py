@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from lanes import long
 
 from dlguide import commands
 from dlguide.training import checkpoint
@@ -50,7 +51,9 @@ runpy.run_path({program!r}, run_name="__main__")
 """
 
 
-@pytest.mark.parametrize(("program", "ranks"), [("cnn_mnist.py", 1), ("cnn_mnist_hvd.py", 2)])
+@pytest.mark.parametrize(
+    ("program", "ranks"), [("cnn_mnist_hvd.py", 2), *long(("cnn_mnist.py", 1))]
+)
 def test_steps_beyond_the_end_of_the_images_are_taken_not_only_told(program, ranks, tmp_path):
     script = tmp_path / "few.py"
     script.write_text(FEW.format(program=str(FOLDER / program)))

@@ -5,7 +5,7 @@ Tests dlcourse.adversarial.
 
 import numpy as np
 import pytest
-from lanes import RANKS
+from lanes import TRAINED
 from on_ranks import on_ranks
 
 from dlcourse import adversarial
@@ -135,7 +135,7 @@ def alone(tmp_path_factory):
     return on_ranks(1, plays, tmp_path_factory.mktemp("alone"), batch=12, parallel=False)[0]
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", TRAINED)
 def test_ranks_play_the_game_of_one_process_with_the_global_batch(ranks, alone, tmp_path):
     found = on_ranks(ranks, plays, tmp_path, batch=12, parallel=True)
     for net in (0, 1):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from imagenet_writers import write_folders
+from lanes import long
 from on_ranks import on_ranks
 
 from dlcourse.usecases import imagenet
@@ -62,11 +63,7 @@ def alone(workers, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("workers", "ranks"),
-    [
-        (3, 3),
-        pytest.param(4, 2, marks=pytest.mark.long),
-        pytest.param(4, 4, marks=pytest.mark.long),
-    ],
+    [(4, 2), *long((3, 3), (4, 4))],
     indirect=["workers"],
 )
 def test_any_ranks_train_as_one_process(workers, ranks, alone, tmp_path):
@@ -84,7 +81,7 @@ def test_any_ranks_train_as_one_process(workers, ranks, alone, tmp_path):
     assert found[0]["outcome"]["shared_phase"]["first_epoch"] == 0
 
 
-@pytest.mark.parametrize("workers", [3], indirect=True)
+@pytest.mark.parametrize("workers", [4], indirect=True)
 def test_endings_begin_alike_and_end_apart(workers, alone):
     line, end = alone["outcome"]["line"], alone["outcome"]["collapsed"]
     assert line["curve"]["first_epoch"] == end["curve"]["first_epoch"] == 1
