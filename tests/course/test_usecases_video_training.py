@@ -7,7 +7,9 @@ from lanes import long
 from on_ranks import on_ranks
 
 from dlcourse.usecases.video import street_scenes, training
+from dlguide.collectives.communicator import SingleProcess
 from dlguide.training import checkpoint
+from dlguide.training.checkpoint import CheckpointError
 
 pytestmark = pytest.mark.ranks
 
@@ -91,6 +93,29 @@ def test_weights_learn_in_both_nets_and_coarse_parts_first(alone):
     assert np.allclose(found[3], [2 * np.log(2), 4 * np.log(2)], rtol=0.2)
 
 
+def test_stopped_training_goes_on_bit_by_bit(real, alone, tmp_path, capsys):
+    own = {**TINY, "parallel": False}
+    found = played(real, tmp_path / "saved", own, True)
+    assert found[1] == 1
+    assert "epoch 1 of 2" in capsys.readouterr().out
+    assert found[0] == alone[0][0]
+    assert np.array_equal(last_weights(tmp_path / "saved"), alone[1])
+    # a finished one says so, and is not trained again
+    again = played(real, tmp_path / "saved", own, False)
+    assert "is a finished training: epoch 2 of 2. Nothing will be trained" in (
+        capsys.readouterr().out
+    )
+    assert (again[0], again[2]) == (found[0], ())
+    other = training.VideoCheckpoints(
+        tmp_path / "saved",
+        training.config_of(real, seed=1, **{**TINY, "epochs": 3}),
+        SingleProcess(),
+    )
+    with pytest.raises(CheckpointError, match="belongs to a training of 2 epochs, here 3"):
+        other.resume(lambda epochs: None, 3)
+
+
+@pytest.mark.long
 def test_two_ranks_that_were_stopped_go_on_bit_by_bit(real, tmp_path):
     ends = []
     for stop in (False, True):
