@@ -109,7 +109,7 @@ def trainings(stored_in, train, tested, names):
 NAMES = {
     1: ("in order", "31", "damaged", "label", "tall", "test", "no test", "batch"),
     2: ("33", "damaged", "label", "tall", "apart", "test"),
-    3: ("31", "label", "apart", "batch"),
+    3: ("31", "apart"),
 }
 
 

@@ -180,6 +180,7 @@ def _points(samples, seed):
     return tuple(random.normal(size=(samples, 2)).astype(np.float32) for _ in range(2))
 
 
+@pytest.mark.long  # the command's own test measures once
 def test_measure_times_two_nets_on_ranks_and_everything_fits_together():
     step = gan(8, 16)
     with Cluster(ranks=2, magics=False) as cluster:
