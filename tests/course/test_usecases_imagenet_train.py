@@ -79,10 +79,10 @@ def test_any_ranks_train_as_one_process(workers, ranks, alone, tmp_path):
         assert (one["top1"], one["top5"]) == (other["top1"], other["top5"])
         np.testing.assert_allclose(one["curve"]["loss"], other["curve"]["loss"], rtol=1e-7)
     assert found[0]["outcome"]["shared_phase"]["first_epoch"] == 0
+    assert_endings_begin_alike_and_end_apart(alone)
 
 
-@pytest.mark.parametrize("workers", [4], indirect=True)
-def test_endings_begin_alike_and_end_apart(workers, alone):
+def assert_endings_begin_alike_and_end_apart(alone):
     line, end = alone["outcome"]["line"], alone["outcome"]["collapsed"]
     assert line["curve"]["first_epoch"] == end["curve"]["first_epoch"] == 1
     assert line["weights_digest"] != end["weights_digest"]
