@@ -158,6 +158,29 @@ def test_a_longer_training_and_an_empty_checkpoint_are_no_other_settings(tmp_pat
         cases.require_settings(tiny_usecase, tmp_path, None, 0, {"samples": 100})
 
 
+def test_settings_are_of_the_kind_that_the_case_takes():
+    chest = commands.find_case("chest_xray")
+    words = ["weights=5", "net=7", "image=64", "archive=300",
+             "learning_rate=null"]  # fmt: skip
+    assert cases.assigned(words, chest.OPTIONS) == {
+        "weights": "5", "net": "7", "image": 64, "archive": 300,
+        "learning_rate": None,
+    }  # fmt: skip
+    for own, said in (
+        ({"head_times": "x"}, "`head_times` must be a number, got 'x'"),
+        ({"batch_per_rank": None}, "`batch_per_rank` must be a number, got None"),
+        ({"weights": 5}, "`weights` must be null or text, got 5"),
+        ({"archive": [1]}, "`archive` must be a number or null or text, got [1]"),
+        ({"device": "tpu"}, "`device` must be one of"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(said)):
+            cases.check(chest, "chest_xray", None, own, False)
+    for name in commands.CASES:
+        case = commands.find_case(name)
+        own = {one: option.default for one, option in case.OPTIONS.items()}
+        cases.check(case, name, None, own, False)
+
+
 @pytest.mark.parametrize(("ranks", "each"), [(2, 8), (3, 6), (4, 4)])
 def test_the_timed_step_has_a_rank_s_share_of_the_training_s_global_batch(ranks, each):
     step = cases.timed_step(video, {"global_batch": 16}, None, 0, ranks)
@@ -247,3 +270,18 @@ def test_kmeans_draws_a_picture_with_few_colours(shared_clusters, tmp_path):
     assert f"5 colours for {12 * 12} pixels" in found.outcomes[0].summary()
     assert found.findings == ()
     assert set(found.paths) == {tmp_path / "outcome.json", tmp_path / "quantised.png"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"colours": 257}, "`colours` must be at most 256"),
+        ({"colours": 200}, "`colours` must be at most the colours of the photograph, got 200"),
+        ({"iterations": 0}, "`iterations` must"),
+        ({"real": "/nowhere.png"}, "`photograph` must be a file that is there"),
+    ],
+)
+def test_kmeans_refuses_what_it_cannot_draw(asked, words, tmp_path):
+    picture(tmp_path / "given.png")
+    with pytest.raises(ValueError, match=words):
+        kmeans.check(**{"real": tmp_path / "given.png", **asked})
