@@ -140,6 +140,7 @@ def test_process_that_fails_is_told_and_goes_on():
             process.answer(0.1)
 
 
+@pytest.mark.long  # lesson 33 compares too
 def test_on_and_off_are_measured_with_equal_work(monkeypatch):
     monkeypatch.setattr(onednn, "TURNS", 2)
     result = onednn.compare("mnist_cnn", batch_per_rank=4, image=None, seconds=0.2)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from lanes import RANKS
+from lanes import RANKS, long
 
 from dlguide.cluster import Cluster, processes
 from dlguide.cluster.environment import find_mpiexec
@@ -243,7 +243,7 @@ def start_owner(block):
     return owner, name, Path(folder)
 
 
-@pytest.mark.parametrize("block", ["import time; time.sleep(60)", "MPI.COMM_WORLD.recv()"])
+@pytest.mark.parametrize("block", ["MPI.COMM_WORLD.recv()", *long("import time; time.sleep(60)")])
 def test_an_interrupt_gives_control_back_and_the_cluster_works_on(block):
     owner, name, _ = start_owner(block)
     started = time.monotonic()

@@ -35,6 +35,7 @@ def test_late_answers_are_the_slowest_of_twenty():
     assert late.late_s == 9.0
 
 
+@pytest.mark.long  # lesson 33 measures too
 def test_every_number_of_streams_of_this_machine_is_measured(monkeypatch):
     cores = describe().usable_cores
     monkeypatch.setattr(streams, "TURNS", 2)

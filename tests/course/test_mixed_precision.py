@@ -36,6 +36,7 @@ def test_gradients_of_weights_are_those_of_tensorflow(data):
     assert set(found["outputs"]) == {layer.name for layer in model.layers}
 
 
+@pytest.mark.long  # lesson 32 trains the same
 def test_small_losses_need_scaling_in_fp16_and_not_in_bf16(data):
     job = {"steps": 12, "loss_weight": 1e-9}
     usual = mixed_precision.train("mlp", data, "float32", scaled=False, **job)

@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import yaml
 from lab_in_browser import CHROMIUM, SHOTS, chromium
+from lanes import long
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(900)
@@ -261,7 +262,7 @@ AUDITED = ("index", "notebooks/20_data_parallelism", "reference/dlguide.training
 
 
 @browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", *long("dark")])
 def test_audit_finds_nothing_serious(site, window, scheme):
     window.emulate_media(color_scheme=scheme, reduced_motion="reduce")
     assert audit(window, site, [site / f"{name}.html" for name in AUDITED]) == []

@@ -123,6 +123,7 @@ def whole(tmp_path_factory):
     return go(checkpoint=folder), folder
 
 
+@pytest.mark.long
 def test_interrupted_training_goes_on_and_ends_the_same(whole, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         trained = fits(patch, dies_in="line")
@@ -168,6 +169,7 @@ def test_bad_data_is_refused_with_the_same_words_on_all_ranks(tmp_path):
         assert words in text
 
 
+@pytest.mark.long
 def test_a_trained_net_is_tested_at_the_size_of_its_training_and_at_others(whole):
     one, folder = whole
     images = imagenet.pictures(one.recipe, one.seed)
