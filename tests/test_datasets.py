@@ -214,6 +214,12 @@ def test_another_epoch_or_seed_has_another_order():
     assert tuple(range(500)) not in orders
 
 
+def test_without_shuffling_the_order_is_kept():
+    steps = epoch_batches(10, 2, rank=1, ranks=2, shuffle=False)
+    assert [step.indices.tolist() for step in steps] == [[2, 3], [6, 7], [9]]
+    assert [step.global_size for step in steps] == [4, 4, 2]
+
+
 @given(st.integers(0, 300), st.integers(1, 12))
 def test_shards_are_disjoint_cover_all_and_differ_by_at_most_one(samples, ranks):
     parts = [np.arange(samples)[shard(samples, rank, ranks)] for rank in range(ranks)]

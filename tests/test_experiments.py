@@ -61,6 +61,35 @@ def test_the_rate_follows_the_global_batch_by_its_rule():
     assert replace(plain, rate_scaling="sqrt").rate == pytest.approx(0.05 * math.sqrt(32))
 
 
+def rates(epochs_of_10_steps=90, **changes):
+    setting = ex.ExperimentConfig(
+        epochs=epochs_of_10_steps, batch_per_worker=128, virtual_workers=32, base_batch=128,
+        base_rate=0.05, rate_scaling="linear", **changes,
+    )  # fmt: skip
+    return setting.schedule().to_steps(10, epochs_of_10_steps).rates()
+
+
+def test_the_thesis_stepping_warmup_and_its_decay_come_out_of_a_setting():
+    found = rates(
+        warmup="stepping", warmup_epochs=5, per="epoch", decay="step", boundaries=(30, 60, 80)
+    )
+    expected = [1.6 * (epoch + 1) / 6 for epoch in range(5)] + [1.6] * 25 + [0.16] * 30
+    expected += [0.016] * 20 + [0.0016] * 10
+    assert found == pytest.approx(np.repeat(expected, 10))
+
+
+def test_gradual_warmup_starts_at_the_base_rate_and_linear_decay_fills_what_is_left():
+    found = rates(warmup="gradual", warmup_epochs=5, decay="linear")
+    assert len(found) == 900
+    assert found[:50] == pytest.approx(0.05 + 1.55 * np.arange(50) / 50)
+    assert found[50:] == pytest.approx(1.6 * (1 - np.arange(850) / 850))
+
+
+def test_constant_warmup_holds_the_base_rate_and_jumps():
+    found = rates(warmup="constant", warmup_epochs=2)
+    assert found == pytest.approx([0.05] * 20 + [1.6] * 880)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -19,7 +19,7 @@ from dlguide.cli.app import app
 from dlguide.cli.bench import limits_command
 from dlguide.machine import describe, threads
 from dlguide.measure import Timing, limits
-from dlguide.measure.limits import Bound
+from dlguide.measure.limits import Bound, Limit
 
 assert limits_command  # importing it adds the command
 
@@ -83,6 +83,12 @@ def test_computing_is_the_share_of_the_peak_of_the_cores_that_compute():
 def test_impossible_arguments_are_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_the_value_is_the_median_and_the_spread_that_of_the_quartiles():
+    one = Limit((9.0, 1.0, 3.0, 2.0, 4.0), "so")
+    assert (one.median, one.low, one.high) == (3.0, 2.0, 4.0)
+    assert one.spread == pytest.approx(2 / 3)
 
 
 # --- spread --------------------------------------------------------------------------------------
