@@ -124,6 +124,19 @@ def test_attention_costs_what_its_equations_do(values, keras):
     assert cost.flops - 2 * cost.multiply_adds == done.other
 
 
+def test_einsum_costs_each_combination_of_its_indices(keras):
+    inputs = keras.Input((6, 8))
+    scale = keras.layers.EinsumDense("bld,d->bld", (6, 8), bias_axes="ld")
+    cost = models.count(keras.Model(inputs, scale(inputs)))
+    assert (cost.multiply_adds, cost.flops) == (48, 3 * 48)
+    dense = keras.layers.EinsumDense("blf,fd->bld", (6, 5), activation="relu")
+    cost = models.count(keras.Model(inputs, dense(inputs)))
+    assert (cost.multiply_adds, cost.flops) == (6 * 8 * 5, 2 * 6 * 8 * 5 + 6 * 5)
+    open_equation = keras.layers.EinsumDense("...f,fd->...d", 5)
+    with pytest.raises(ValueError, match="have an equation without ellipsis at layer einsum_dense"):
+        models.count(keras.Model(inputs, open_equation(inputs)))
+
+
 def test_a_transformer_costs_what_its_closed_form_says(keras):
     """12 d d for each position and block, and 2 L d for the scores and their mean."""
     length, width, vocabulary, layers = 6, 8, 11, 3

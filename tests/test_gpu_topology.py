@@ -50,6 +50,12 @@ def test_it_is_the_same_mesh_as_the_guides_numbered_otherwise():
     assert gpu_topology.best_ring(mesh).bytes_per_s == 100e9
 
 
+def test_the_built_in_matrix_is_the_printed_one():
+    assert gpu_topology.parse_matrix(gpu_topology.DGX_1_MATRIX, 50e9) == gpu_topology.parse_matrix(
+        CUBE_MESH, 50e9
+    )
+
+
 def test_the_driver_is_asked_where_there_is_one(tmp_path):
     assert gpu_topology.matrix_of_this_node("no-such-program") is None
     for name, line, expected in (

@@ -188,6 +188,17 @@ def test_nonsense_is_refused_with_the_file_and_the_next_step(tmp_path, text, wor
         read(path)
 
 
+def test_overlaps_count_once():
+    rng = np.random.default_rng(0)
+    starts = rng.integers(0, 1000, 50)
+    spans = [(int(start), int(start) + width) for width, start in enumerate(starts)]
+    covered = np.zeros(2000, bool)
+    for start, stop in spans:
+        covered[start:stop] = True
+    assert total_s(spans) == covered.sum()
+    assert total_s([]) == 0
+
+
 def record_trainings(where, names):
     """Train once for each name, with a timeline where there is one, and record a block by hand."""
     import os

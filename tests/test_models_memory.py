@@ -66,6 +66,13 @@ def test_activations_of_the_mnist_cnn_follow_from_its_shapes(keras):
     assert one.total == 16 * trained + one.activations + one.working
 
 
+def test_the_guides_131_million_parameters_are_2_gb():
+    """Table 2 prints 131M (~2.1 GB) and 81M (~1.3 GB): 16 bytes for each with Adam."""
+    assert round(models.memory(131_000_000, 1).total / 1e9, 1) == 2.1
+    assert round(models.memory(81_000_000, 1).total / 1e9, 1) == 1.3
+    assert models.memory(131_000_000, 1).weights == 524_000_000
+
+
 @pytest.mark.parametrize(
     ("optimizer", "copies"), [("sgd", 2), ("momentum", 3), ("adam", 4), ("lamb", 4)]
 )

@@ -81,6 +81,13 @@ def test_bits_are_the_number(name, value):
         assert int(found.fraction, 2) - 128 * int(found.sign) == found.value
 
 
+def test_spacing_is_the_distance_to_the_next_number():
+    values = np.array([1e-7, 1e-3, 1.0, 3.7, 60000.0], "float16")
+    gaps = np.nextafter(values, np.float16(np.inf)) - values
+    assert number_formats.spacing_at(values, "fp16").tolist() == gaps.astype(float).tolist()
+    assert math.isnan(number_formats.spacing_at(1e6, "fp16"))
+
+
 @pytest.mark.parametrize("name", ["fp16", "fp32"])
 @given(terms=st.lists(st.floats(-100, 100, width=16), max_size=30))
 def test_running_sums_in_floats_are_numpy_s(name, terms):

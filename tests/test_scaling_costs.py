@@ -8,6 +8,7 @@ takes the link's time; an addition takes none. The code that runs is that of
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from dataclasses import dataclass, field
@@ -144,6 +145,14 @@ def test_laws_at_their_known_points():
     assert costs.amdahl(1, 7) == costs.gustafson(1, 7) == 1
     assert costs.amdahl(0.1, 10**9) == pytest.approx(10, rel=1e-6)
     assert costs.gustafson(0.25, 9) == pytest.approx(0.25 + 0.75 * 9)
+
+
+def test_slowest_of_normal_workers():
+    # closed forms: 0, 1/sqrt(pi), 3/(2 sqrt(pi)); Tippett (1925) for 10, 100 and 1000
+    closed = {1: 0, 2: 1 / math.sqrt(math.pi), 3: 1.5 / math.sqrt(math.pi)}
+    tables = {10: 1.53875, 100: 2.50759, 1000: 3.24144}
+    for workers, value in (closed | tables).items():
+        assert costs.slowest(workers) == pytest.approx(value, abs=2e-5)
 
 
 @pytest.mark.parametrize(

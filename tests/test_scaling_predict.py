@@ -105,6 +105,13 @@ def test_parts_of_the_step_are_all_of_it():
     assert (alone.efficiency, alone.limited_by) == (1.0, "compute")
 
 
+def test_whole_training_is_its_images_and_what_happens_once():
+    (said,) = predict.fit({p: 100.0 * p for p in (1, 2, 4, 8)}).predict([32])
+    train_s = 9 * 320_000 / said.images_per_s
+    assert said.training(320_000, epochs=9).seconds == pytest.approx(train_s)
+    assert said.training(320_000, 9, fixed_s=60).seconds == pytest.approx(train_s + 60)
+
+
 def test_efficiency_falls_below_where_it_is_predicted_to():
     fitted = predict.fit({1: 100, 2: 180, 4: 330, 8: 600})
     for efficiency in (0.9, 0.8, 0.5):

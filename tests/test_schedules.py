@@ -58,11 +58,24 @@ def test_gradual_warmup_by_epochs_is_that_of_the_thesis():
     assert epochs_of(RECIPES["thesis"], 7) == pytest.approx(expected)
 
 
+def test_a_warmup_by_epochs_keeps_its_rate_within_an_epoch():
+    for name in ("stepping", "thesis"):
+        rates = RECIPES[name].to_steps(SPE).rates()[: 5 * SPE].reshape(5, SPE)
+        assert np.all(rates == rates[:, :1])
+        assert np.all(np.diff(rates[:, 0]) > 0)
+
+
 def test_gradual_warmup_by_steps_rises_by_the_same_amount_each_step():
     rates = RECIPES["goyal"].to_steps(SPE).rates()[: 5 * SPE + 1]
     assert rates[0] == 0.05
     assert rates[-1] == 1.6
     assert np.diff(rates) == pytest.approx((1.6 - 0.05) / (5 * SPE))
+
+
+def test_constant_warmup_holds_and_then_jumps():
+    rates = RECIPES["constant warmup"].to_steps(SPE).rates()
+    assert set(rates[: 5 * SPE]) == {0.05}
+    assert set(rates[5 * SPE :]) == {1.6}
 
 
 def test_decays_of_the_whole_training_keep_their_epochs_under_a_warmup():

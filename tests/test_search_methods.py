@@ -131,6 +131,23 @@ def test_parzen_density_is_positive_integrates_to_one_and_is_drawn_from(places):
     assert np.histogram(drawn, 10, (0, 1))[0] / 8000 == pytest.approx(expected, abs=0.03)
 
 
+def test_parzen_widths_follow_the_neighbours():
+    parzen = methods.estimator(search.Uniform(0, 1), [0.9, 0.1, 0.4])
+    assert parzen.places == pytest.approx([0.1, 0.4, 0.9])
+    assert parzen.widths == pytest.approx([0.3, 0.5, 0.5])
+    crowd = methods.estimator(search.Uniform(0, 1), np.linspace(0.5, 0.501, 8))
+    assert crowd.widths[1:-1] == pytest.approx([1 / 10] * 6)
+
+
+def test_shares_count_with_one_more_of_each():
+    kind = search.Choice(("a", "b", "c"))
+    shares = methods.estimator(kind, [kind.place(value) for value in "aab"])
+    assert shares.shares == pytest.approx([3 / 6, 2 / 6, 1 / 6])
+    assert shares.density(np.array([0.1, 0.5, 1.0])) == pytest.approx([1.5, 1.0, 0.5])
+    drawn = [kind.at(place) for place in shares.draw(np.random.default_rng(1), 6000)]
+    assert drawn.count("a") == pytest.approx(3000, abs=200)
+
+
 # --- the small net -----------------------------------------------------------------------------
 
 

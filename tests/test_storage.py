@@ -221,6 +221,12 @@ def test_stripe_count_keeps_all_targets_busy_and_no_file_on_more_than_needed(
     assert found.line == f"lfs setstripe -c {count} -S 1M /scratch/imagenet"
 
 
+def test_no_file_goes_over_more_targets_than_lustre_allows():
+    found = placement.striping(1e15, 1, 4000, 33e3, "/data")
+    assert " -c 2000 " in found.line
+    assert "2000 targets" in str(found)
+
+
 def test_packing_is_advised_where_every_sample_is_a_file_and_only_there():
     advice = "Pack the samples first"
     assert advice in str(placement.striping(33e3, 1_280_000, 100, 33e3, "/data"))
@@ -284,6 +290,14 @@ def test_bytes_through_each_place_by_hand():
             )
 
 
+def test_opens_of_many_small_files_by_hand():
+    found = placement.copy_seconds(1.0, 4, 1e9, 1e9, 1e9, 300, 50.0, client_opens_per_s=20.0)
+    # four nodes get 50 opens/s together, one node alone 20
+    assert list(found.values()) == pytest.approx([4 * 300 / 50, 300 / 20, 300 / 50])
+    packed = placement.copy_seconds(100.0, 4, 1.0, 1.0, 1.0, 1, 50.0, client_opens_per_s=20.0)
+    assert packed == placement.copy_seconds(100.0, 4, 1.0, 1.0, 1.0)
+
+
 def test_few_clients_open_at_their_own_rate_and_many_at_the_servers():
     lustre = replace(LUSTRE, metadata_servers=2, opens_per_s=100, client_opens_per_s=30)
     assert [lustre.opens_of(clients) for clients in (1, 6, 7, 100)] == [30, 180, 200, 200]
@@ -297,3 +311,10 @@ def test_from_the_epochs_to_pay_on_the_copy_is_quicker_and_not_before(copy_s, sh
     epochs = placement.epochs_to_pay(copy_s, shared_s, local_s)
     assert copy_s + epochs * local_s < epochs * shared_s
     assert epochs == 1 or copy_s + (epochs - 1) * local_s >= (epochs - 1) * shared_s
+
+
+def test_a_copy_that_is_not_quicker_never_pays():
+    assert placement.epochs_to_pay(1.0, 2.0, 2.0) == math.inf
+    assert placement.epochs_to_pay(0.0, 2.0, 3.0) == math.inf
+    with pytest.raises(ValueError, match="`copy_s` must be at least 0, got nan"):
+        placement.epochs_to_pay(math.nan, 2.0, 1.0)

@@ -17,6 +17,12 @@ def test_daly_is_the_published_interval(mtbf, best):
     assert faults.daly(5, mtbf) == pytest.approx(best, rel=0.006)
 
 
+def test_young_is_the_first_term_of_daly():
+    assert faults.young(60, 7200) == np.sqrt(2 * 60 * 7200)
+    assert faults.daly(1e-6, 1e6) == pytest.approx(faults.young(1e-6, 1e6), rel=1e-5)
+    assert faults.daly(20, 10) == 10
+
+
 @pytest.mark.parametrize("case", [(2.0, 0.25, 1.5), (0.3, 0.25, 0.0), (6.0, 1.0, 4.0)])
 def test_goodput_is_that_of_gaps_drawn_one_by_one(case):
     interval, save, restart = case
@@ -29,6 +35,16 @@ def test_the_best_interval_is_where_goodput_is_largest():
     taus = np.geomspace(0.1, 10, 400)
     found = [faults.goodput(tau, 0.25, 1.5, 8.0) for tau in taus]
     assert taus[np.argmax(found)] == pytest.approx(faults.daly(0.25, 8.0), rel=0.02)
+
+
+def test_gaps_are_one_of_each_part_of_the_exponential_distribution():
+    for seed in range(5):
+        gaps = faults.gaps(8.0, seed, 10)
+        assert sorted(np.floor(10 * -np.expm1(-gaps / 8.0)).astype(int)) == list(range(10))
+        assert gaps.tolist() == faults.gaps(8.0, seed, 10).tolist()
+    many = np.concatenate([faults.gaps(8.0, seed, 10) for seed in range(2000)])
+    assert many.mean() == pytest.approx(8.0, rel=0.01)
+    assert many.std() == pytest.approx(8.0, rel=0.02)
 
 
 def test_what_a_training_noted_is_added_up(tmp_path):

@@ -95,3 +95,9 @@ def test_the_last_batch_is_what_dealing_out_leaves(samples, batch, workers):
     own = len([*range(samples), *range(-samples % workers)][::workers])  # filled up, dealt out
     *_, last = [len(range(own)[at : at + batch]) for at in range(0, own, batch)]
     assert large_batches.last_batch(samples, batch, workers) == last
+
+
+def test_the_last_batches_of_the_thesis():
+    found = [large_batches.last_batch(1_281_167, 128, workers) for workers in (8, 16, 24, 32)]
+    assert found == [18, 73, 6, 101]
+    assert large_batches.last_batch(1_281_167, 32, 32) == 5  # experiment 7

@@ -128,6 +128,37 @@ def test_perfect_area_of_few_patients_is_not_certain(sign, value):
     assert 0 < many.high - many.low < 0.06
 
 
+def test_finding_of_one_patient_is_not_called_certain():
+    labels = np.zeros((60, 1), int)
+    labels[7] = 1
+    scores = np.linspace(0, 1, 60)[::-1, None]
+    found = auroc.areas(labels, scores, np.arange(60), ["Hernia"])[0]
+    assert found.error == pytest.approx(auroc.expected_error(found.value, 1, 59))
+    assert found.high - found.low > 0.5
+
+
+def test_difference_on_few_patients_is_not_told():
+    rng = np.random.default_rng(11)
+    labels = np.zeros((200, 1), int)
+    labels[:2] = 1
+    good = labels + 0.3 * rng.random((200, 1))
+    bad = 0.9 - good
+    few = auroc.differences(labels, good, rng.random((200, 1)), np.arange(200), ["a"])
+    one, both = (roc_auc_score(labels[:, 0], each[:, 0]) for each in (good, bad))
+    assert (one, both) == (1, 0)
+    assert few[0].error > 0.1
+    assert few[-1].error == pytest.approx(few[0].error)
+    alone = auroc.areas(labels, rng.random((200, 1)), np.arange(200), ["a"])
+    assert alone[-1].error == pytest.approx(alone[0].error)
+
+
+def test_mean_of_perfect_areas_is_no_more_certain_than_one():
+    labels = np.tile(np.arange(8)[:, None] % 2, (1, 3))
+    found = auroc.areas(labels, labels, np.arange(8), "abc")
+    assert found[-1].high == 1.0
+    assert 0 < found[-1].low < 1
+
+
 def test_uncertain_labels_are_no_positives():
     labels = np.array([[1], [0], [-1], [0]])
     with pytest.raises(ValueError, match="`labels` must be zeros and ones"):

@@ -34,6 +34,25 @@ def test_grey_has_three_equal_channels_also_with_16_bits(tmp_path):
     np.testing.assert_array_equal(photographs.read(path), right)
 
 
+@pytest.mark.parametrize("level", [0, 1, 200, 255, 40_000, 65_535])
+def test_16_bits_a_channel_mean_the_same_whatever_else_is_in_the_picture(tmp_path, level):
+    deep = np.full((4, 4), level, np.uint16)
+    big_end = Image.frombytes("I;16B", (4, 4), deep.astype(">u2").tobytes())
+    for image, name in ((Image.fromarray(deep), "a.png"), (big_end, "b.tiff")):
+        read = photographs.read(saved(tmp_path, image, name))
+        assert np.unique(read).tolist() == [round(255 * level / 65_535)]
+
+
+def test_what_is_transparent_is_laid_over_white(tmp_path):
+    pixels = np.dstack([COLOUR, np.full(COLOUR.shape[:2], 255, np.uint8)])
+    pixels[:3, ..., 3] = 0
+    right = COLOUR.copy()
+    right[:3] = 255
+    path = saved(tmp_path, Image.fromarray(pixels), "alpha.png")
+    np.testing.assert_array_equal(photographs.read(path), right)
+    np.testing.assert_array_equal(photographs.read(pixels), right)
+
+
 def test_photograph_that_the_camera_turned_is_turned_back(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # a quarter turn

@@ -54,6 +54,22 @@ def test_ssim_is_that_of_the_paper_window_by_window():
     assert max(video.judge(NOISE, 255 - NOISE).ssim) < -0.8
 
 
+def test_ssim_of_flat_frames_follows_the_closed_form():
+    a, b, c1 = 80, 120, (0.01 * 255) ** 2
+    flat = np.ones((1, 1, 11, 11, 3), np.uint8)
+    expected = (2 * a * b + c1) / (a * a + b * b + c1)
+    assert np.allclose(video.judge(a * flat, b * flat).ssim, expected)
+    assert np.allclose(video.judge(NOISE, NOISE).ssim, 1)
+
+
+def test_blur_costs_more_in_ssim_and_darkness_more_in_psnr():
+    edges = np.zeros((1, 1, 32, 32, 3)) + 200.0 * (np.arange(32) // 4 % 2)[:, None]
+    blurred = (edges + np.roll(edges, 1, 3) + np.roll(edges, 2, 3)) / 3
+    true = video.shown(edges)
+    dark, blurred = (video.judge(true, video.shown(each)) for each in (0.8 * edges, blurred))
+    assert dark.ssim > blurred.ssim
+
+
 @pytest.mark.parametrize(
     ("truth", "predicted", "text"),
     [
@@ -206,6 +222,13 @@ def test_pair_grows_and_never_shrinks_and_ends_whole(resolutions):
         assert found.count(resolutions) >= epochs / 2
         if epochs >= 2 * resolutions:
             assert set(found) == set(range(1, resolutions + 1))
+
+
+def test_rate_stays_and_then_falls_to_almost_nothing():
+    rates = [training.rate_at(step, 100, 2.0) for step in range(100)]
+    assert rates[:50] == [2.0] * 50
+    assert rates == sorted(rates, reverse=True)
+    assert 0 < rates[-1] < 0.1
 
 
 # --- outcome, findings, files ------------------------------------------------------------------
