@@ -22,6 +22,7 @@ from dlguide.machine.topology import (
     EXTENSIONS,
     Machine,
     format_cpus,
+    memory_bytes,
     parse_cpus,
     quota_cores,
 )
@@ -61,6 +62,14 @@ def test_a_core_has_one_number_in_every_process(tmp_path):
     everything = {core.cpu: core for core in describe(roots, range(16)).cores}
     for cpu in range(16):
         assert describe(roots, [cpu]).cores == (everything[cpu],)
+
+
+def test_dies_of_one_socket_do_not_share_cores(tmp_path):
+    sys_root, proc_root = tree(tmp_path, cores=4, siblings=False)
+    for cpu in range(4):
+        write(sys_root / f"devices/system/cpu/cpu{cpu}/topology/core_id", cpu % 2)
+        write(sys_root / f"devices/system/cpu/cpu{cpu}/topology/die_id", cpu // 2)
+    assert describe((sys_root, proc_root), range(4)).physical_cores == 4
 
 
 def test_the_kernel_s_siblings_go_before_core_numbers(tmp_path):
@@ -168,6 +177,21 @@ def test_missing_topology_counts_each_cpu_as_a_core(tmp_path):
     assert (found.sockets, found.numa_nodes, found.physical_cores) == (1, 1, 3)
     assert (found.caches, found.simd, found.gpus, found.memory_bytes) == ({}, (), (), 0)
     assert "unknown" in str(found)
+
+
+def test_cpuinfo_tells_cores_where_sys_is_hidden(tmp_path):
+    _, proc_root = tree(tmp_path, sockets=2, cores=4, threads=2)
+    found = machine.describe(tmp_path / "none", proc_root, cpus=range(16))
+    assert (found.sockets, found.physical_cores, found.logical_cores) == (2, 8, 16)
+
+
+def test_numbers_of_minus_one_mean_that_the_firmware_does_not_say(tmp_path):
+    sys_root, proc_root = tree(tmp_path, cores=4, siblings=False)
+    for cpu in range(4):
+        for file in ("core_id", "die_id", "physical_package_id"):
+            write(sys_root / f"devices/system/cpu/cpu{cpu}/topology/{file}", -1)
+    found = describe((sys_root, proc_root), range(4))
+    assert (found.sockets, found.physical_cores) == (1, 4)
 
 
 def test_describe_names_the_gpus_of_both_drivers(tmp_path):
@@ -315,6 +339,19 @@ def test_quota_is_the_least_quota_around_the_process(tmp_path, files, groups, qu
     for file, text in files.items():
         write(sys_root / "fs/cgroup" / file, text)
     assert quota_cores(sys_root, proc_root) == quota
+
+
+@pytest.mark.parametrize(
+    ("file", "groups"),
+    [("memory.max", "0::/"), ("memory/memory.limit_in_bytes", "9:memory:/")],
+)
+def test_memory_is_no_more_than_the_control_group_allows(tmp_path, file, groups):
+    sys_root, proc_root = tree(tmp_path)
+    write(proc_root / "self/cgroup", groups)
+    write(sys_root / "fs/cgroup" / file, 2**31)
+    assert memory_bytes(sys_root, proc_root) == 2**31
+    write(sys_root / "fs/cgroup" / file, 2**63 - 4096)
+    assert memory_bytes(sys_root, proc_root) == 16 * 2**30
 
 
 @given(st.sets(st.integers(0, 300)))

@@ -105,6 +105,14 @@ def test_a_limit_that_moved_gives_its_spread_and_no_share():
     assert moved.reading(1000, checked=False).share(1.0) is not None
 
 
+def test_only_the_footprints_beside_an_allreduce_count_for_its_spread():
+    memory = {1 << 20: limit(4e10), 1 << 22: limit(2e10, 0.8)}
+    moved = replace(LIMITS, memory=memory)
+    assert moved.allreduce(1 << 19, 2).spread == 0
+    assert moved.allreduce(1 << 20, 2).share(1.0) is None
+    assert moved.allreduce(1 << 23, 2).share(1.0) is None
+
+
 def test_memory_that_moved_since_it_was_stored_has_a_spread(monkeypatch, cache):
     asked = []
 
@@ -120,6 +128,12 @@ def test_memory_that_moved_since_it_was_stored_has_a_spread(monkeypatch, cache):
     assert now.memory[1 << 22] == LIMITS.memory[1 << 22]
     monkeypatch.setattr(limits, "ask", lambda *all_: ({}, "no answer in 90 s"))
     assert LIMITS.with_memory_now([1 << 20]) == LIMITS
+
+
+def test_a_measurement_that_moved_gives_its_spread_too():
+    bound = Bound(0.5, 0.1, "so")
+    assert bound.cell(Timing((1.0, 1.0, 1.0))) == "0.5"
+    assert bound.cell(Timing((1.0, 2.0, 3.0, 4.0, 5.0))) == "spread 67%"
 
 
 def test_a_share_well_above_one_shows_that_the_limit_is_wrong():

@@ -198,6 +198,17 @@ def test_answer_that_does_not_end_is_stopped(answer, capsys):
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
+def test_flood_of_output_is_cut(capsys):
+    def floods():
+        for _ in range(100):
+            print("x" * 10_000)
+
+    assert exercises.check("99-5", floods)
+    out = capsys.readouterr().out
+    assert out.count("x") <= engine.MOST_OUTPUT < len(out) < engine.MOST_OUTPUT + 200
+    assert "cut after 100000 characters" in out
+
+
 @pytest.mark.parametrize(
     ("came", "right", "equal"),
     [

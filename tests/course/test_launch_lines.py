@@ -73,6 +73,32 @@ def test_the_imagenet_line_is_448_nodes_and_its_dead_words_are_named():
     assert job.program == ("./build/tools/caffe", "train", "--solver=s.prototxt")
 
 
+def test_c12_the_copied_flags_are_called_dated_and_left_out_of_todays_lines():
+    launch = launch_lines.explain(THESIS)
+    states = {word.text: word.state for word in launch.words if word.state != "works"}
+    dated = dict.fromkeys(("-bind-to none", "-mca pml ob1", "-mca btl ^openib"), "dated")
+    assert states == {**dated, "-oversubscribe": "harmful"}
+    assert "no InfiniBand" in said(launch, "-mca btl").did
+    assert "gives up pinning" in said(launch, "-bind-to").note
+    for command in launch_command.all_lines(launch.job).values():
+        assert not any(word in command for word in ("openib", "ob1", "oversub", "bind-to none"))
+
+
+def test_c25_the_line_with_export_runs_nothing_and_needs_256_nodes():
+    launch = launch_lines.explain(GUIDE_64)
+    assert any("As printed this runs nothing" in finding for finding in launch.findings)
+    assert "512 ranks, 2 on a node, need 256 nodes." in launch.findings
+    assert "2 ranks x 20 threads keep 40 cores of a node busy." in launch.findings
+    assert said(launch, "I_MPI_FABRICS").state == "dead"
+    # the shell agrees: nothing but an error of `export`
+    ran = subprocess.run(
+        ["bash", "-c", "X=1 export Y=tmi mpirun -np 2 echo ran"],
+        capture_output=True, text=True, timeout=20,
+    )  # fmt: skip
+    assert "ran" not in ran.stdout
+    assert ran.returncode != 0
+
+
 @pytest.mark.parametrize("line", LINES)
 def test_todays_lines_say_the_same_job(line):
     job = launch_lines.explain(line).job

@@ -44,6 +44,16 @@ def test_first_and_others_add_up_to_all_steps(batches, first_s, others_s, images
     assert start.after(1) == pytest.approx(images / first_s)
 
 
+def test_one_slow_step_does_not_move_the_others():
+    start = phases.from_steps([9.0, 1.0, 1.2, 30.0, 1.1, 1.0], 100)
+    assert (start.first_s, start.others_s) == (9.0, 1.1)
+
+
+def test_rounding_reaches_the_range():
+    rounded = phases.from_mean(100.0, 100, 11, 1.0, 0.1)  # a mean of 1.0 s, 0.9 to 1.1
+    assert rounded.range == pytest.approx((100 / 1.11, 100 / 0.89))
+
+
 def test_impossible_first_batches_are_refused():
     with pytest.raises(ValueError, match="shorter than all 10 batches together, 10 s"):
         phases.from_mean(10.0, 10, 10, 10.5)
