@@ -85,14 +85,6 @@ def test_without_gpus_auto_says_so_and_gpu_is_refused():
         accelerators.assign(everyone, "gpu")
 
 
-def test_one_node_without_gpus_sends_all_to_the_cpu_and_is_named():
-    everyone = [VisibleGpus("a", ("0",)), VisibleGpus("b", ())]
-    assert gpus_of(everyone) == [("cpu", None)] * 2
-    assert "on b" in accelerators.assign(everyone)[0].why
-    with pytest.raises(MissingComponentError, match="no GPU on b"):
-        accelerators.assign(everyone, "gpu")
-
-
 def test_more_ranks_than_gpus_are_refused_and_auto_sends_all_to_the_cpu():
     with pytest.raises(ValueError, match="at most the 1 GPU of a, one per rank, got 2"):
         accelerators.assign([VisibleGpus("a", ("0",))] * 2, "gpu")
@@ -100,13 +92,6 @@ def test_more_ranks_than_gpus_are_refused_and_auto_sends_all_to_the_cpu():
     everyone = [VisibleGpus("a", gpus(2))] * 2 + [VisibleGpus("b", gpus(2))] * 3
     assert gpus_of(everyone) == [("cpu", None)] * 5
     assert "3 ranks and 2 GPUs on b: the CPU for all" in accelerators.assign(everyone)[0].why
-
-
-def test_wrong_wishes_are_refused():
-    with pytest.raises(ValueError, match="`device`"):
-        accelerators.assign([VisibleGpus("a", ("0",))], "tpu")
-    with pytest.raises(ValueError, match="`everyone`"):
-        accelerators.assign([])
 
 
 class Config:
@@ -172,7 +157,7 @@ def chosen():
     return found
 
 
-@pytest.mark.parametrize("ranks", [2, 3, *long(1)])
+@pytest.mark.parametrize("ranks", [2, *long(1, 3)])
 def test_all_ranks_choose_alike(ranks, tmp_path):
     found = on_ranks(ranks, chosen, tmp_path, env={"CUDA_VISIBLE_DEVICES": ""})
     assert all(one == found[0] for one in found)

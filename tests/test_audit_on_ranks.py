@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from lanes import RANKS
+from lanes import RANKS, long
 from on_ranks import on_ranks
 
 pytestmark = pytest.mark.ranks
@@ -94,7 +94,7 @@ def trainings(place, mistakes):
     return {mistake: train(mistake) for mistake in mistakes}
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, *long(3)])
 def test_mistakes_planted_into_real_trainings_are_found_and_no_other(ranks, tmp_path):
     # Each training costs some seconds: those that concern Keras alone run on 2 ranks only.
     mistakes = [*EXPECTED] if ranks == 2 else [*EXPECTED][:6]

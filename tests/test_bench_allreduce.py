@@ -34,13 +34,6 @@ def test_every_algorithm_is_measured_at_every_size_and_the_ring_sends_its_formul
     assert "MPI" in found.library
 
 
-def test_horovod_is_measured_beside_them():
-    found = bench.allreduce(2, [64], names=["ring"], repeats=2)
-    assert {point.name for point in found.points} == {"ring", "horovod"}
-    # Horovod is no algorithm of ours, so the table does not name it
-    assert found.table().steps == ((0, "ring"),)
-
-
 def test_the_library_s_own_algorithms_run_one_by_one(monkeypatch):
     if "MPICH" in bench.allreduce(1, [64], ["library"], 1, False).library:
         found = bench.library_algorithms(2, [64], repeats=1, names=["ring"])
@@ -51,13 +44,6 @@ def test_the_library_s_own_algorithms_run_one_by_one(monkeypatch):
     monkeypatch.setattr(bench, "_SWITCHES", {"Other MPI": bench._SWITCHES["MPICH"]})
     with pytest.raises(RuntimeError, match="is not one of Other MPI, whose switch"):
         bench.library_algorithms(1, [64], repeats=1)
-
-
-def test_bus_bandwidth_is_what_the_least_traffic_needs():
-    point = bench.AllreducePoint("ring", 1_000_000, (0.25, 0.5, 1.0))
-    assert point.median_s == 0.5
-    assert point.bus_bytes_per_s(4) == 2 * 3 / 4 * 1_000_000 / 0.5
-    assert point.bus_bytes_per_s(1) == 0
 
 
 @pytest.mark.parametrize(

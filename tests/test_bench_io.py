@@ -112,32 +112,6 @@ def test_every_format_is_read_in_every_way(found):
         assert each.disk_nbytes >= nbytes
 
 
-def test_opens_are_those_that_the_formats_need(found):
-    for access in ACCESS:
-        for cold in (True, False):
-            # manifest, index and list, then one for each sample
-            assert found.speed("folder", access, cold).opens == 3 + SAMPLES
-            # manifest, index, the file to see its length, the file to read
-            assert found.speed("tfrecord", access, cold).opens == 4
-            # manifest, index, table of the structure, the file to check it, the file to read
-            assert found.speed("lmdb", access, cold).opens == 5
-            assert found.speed(PLAIN, access, cold, False).opens == 1
-
-
-def test_pass_reads_each_sample_once(paths, monkeypatch):
-    read = []
-    item = formats.StoredDataset.__getitem__
-
-    def counted(self, number):
-        read.append(number)
-        return item(self, number)
-
-    monkeypatch.setattr(formats.StoredDataset, "__getitem__", counted)
-    order = [*range(SAMPLES)][::-1]
-    io._pass(paths["tfrecord"], "random", True, order)
-    assert read == order
-
-
 def test_ratio_is_time_of_many_files_over_time_of_the_format():
     both = comparison(speed("folder", (6.0, 6.0, 6.0)), speed())
     assert both.gain("tfrecord", "sequential", True).median == pytest.approx(3.0)
@@ -145,15 +119,6 @@ def test_ratio_is_time_of_many_files_over_time_of_the_format():
     assert both.speed("tfrecord", "sequential", True).bytes_per_s == pytest.approx(2500.0)
     with pytest.raises(ValueError, match="`kind` must be measured"):
         both.speed("lmdb", "sequential", True)
-
-
-def test_table_has_a_row_for_each_format_with_checked_and_raw_side_by_side():
-    raw = speed(seconds=(1.0, 1.0, 1.0), checked=False)
-    rows = comparison(speed(), raw, speed(PLAIN, (0.5,), checked=False)).lines()
-    assert [len(row) for row in rows] == [len(COLUMNS)] * 2
-    assert rows[0][:4] == ("tfrecord", "sequential", "cold", "50")
-    assert rows[1][:4] == (PLAIN, "sequential", "cold", "200")
-    assert rows[1][5] == ""  # nothing of it was checked
 
 
 def test_table_has_the_share_of_the_limit_of_warm_passes():
@@ -176,29 +141,7 @@ def test_table_says_whether_cold_was_cold(kept, said):
     assert said in comparison(speed(kept=0.0), speed("lmdb", kept=kept)).cold_share()
 
 
-def test_table_says_that_nothing_was_cold():
-    assert "No cold pass" in comparison(speed(cold=False, kept=None)).cold_share()
-
-
-def test_record_is_json_with_every_pass(found, tmp_path):
-    found.write(tmp_path / "io.json")
-    record = json.loads((tmp_path / "io.json").read_text())
-    assert len(record["speeds"]) == len(found.speeds)
-    assert record["speeds"][0]["timing"]["seconds"] == list(found.speeds[0].timing.seconds)
-    assert "stayed in memory" in record["names"]
-
-
 # --- the page cache ----------------------------------------------------------------------------
-
-
-def test_share_kept_is_one_after_reading(tmp_path):
-    path = tmp_path / "a"
-    path.write_bytes(os.urandom(100_000))
-    path.read_bytes()
-    assert io.share_kept([path]) in (1.0, None)
-    (tmp_path / "empty").touch()
-    assert io.share_kept([tmp_path / "empty"]) is None
-    assert io.files_of(tmp_path) == [path, tmp_path / "empty"]
 
 
 def test_forgetting_changes_no_byte_and_frees_what_the_file_system_can(tmp_path):
@@ -221,16 +164,6 @@ def test_names_are_forgotten_or_it_is_said_why_not(tmp_path, monkeypatch):
     monkeypatch.setattr(io, "DROP", tmp_path / "drop_caches")
     assert io.forget_names() is None
     assert (tmp_path / "drop_caches").read_text() == "2\n"
-
-
-def test_refused_forgetting_is_told_in_the_result(paths, tmp_path, monkeypatch):
-    two = {kind: paths[kind] for kind in ("folder", "tfrecord")}
-    monkeypatch.setattr(io, "DROP", tmp_path / "no" / "drop_caches")
-    said = io.compare(two, repeats=1, cold=[True], names=True).names
-    assert "stayed in memory" in said
-    assert "cannot be written" in said
-    monkeypatch.setattr(io, "DROP", tmp_path / "drop_caches")
-    assert "without" in io.compare(two, repeats=1, cold=[True], names=True).names
 
 
 # --- flipped bits ------------------------------------------------------------------------------
@@ -267,11 +200,6 @@ def test_every_reader_gets_the_same_bits_of_the_same_samples(flipped, name):
     found = bit_flips.trials(name, flipped[name], 10)
     silent = {"npy": 10, "hdf5": 10, "lmdb": 10}.get(name, 0)
     assert found == {"noticed": 10 - silent, "silent": silent, "harmless": 0, "died": 0}
-
-
-def test_verifying_notices_bits_that_no_reader_uses_too(flipped):
-    verify = {"flips": 20, "anywhere": True}
-    assert bit_flips.trials("verify lmdb", flipped["checked lmdb"], **verify)["noticed"] == 20
 
 
 @pytest.mark.parametrize("flipped_back", [False, True])
@@ -334,13 +262,6 @@ def test_a_reader_that_hangs_is_ended_by_the_limit_of_its_trial(tmp_path):
     assert done.output.split("\n")[:2] == ["undamaged: right", "harmless"]
 
 
-def test_unknown_or_unreadable_readers_are_refused(flipped, tmp_path):
-    with pytest.raises(ValueError, match="`name` must be one of checked folder"):
-        bit_flips.trials("zip", tmp_path)
-    with pytest.raises(RuntimeError, match="does not read the undamaged files"):
-        bit_flips.trials("hdf5", flipped["npy"], 5, anywhere=True)
-
-
 # --- figure and command ------------------------------------------------------------------------
 
 
@@ -358,13 +279,6 @@ def test_figure_has_a_panel_for_each_pattern_and_state(found):
     assert f"lmdb random cold, checked: {one.bytes_per_s / 1e6:.3g}" in drawn._repr_html_()
     with pytest.raises(ValueError, match="`speeds` must hold at least one"):
         plots.reading_speeds([])
-
-
-def test_figure_of_one_repeat_draws_no_spread_whatever_the_rounding():
-    nbytes = next(n for n in range(5_000, 9_000) if n / 0.7 / 1e6 < n / 1e6 / 0.7)
-    drawn = plots.reading_speeds([speed(seconds=(0.7,), nbytes=nbytes)])
-    (points,) = drawn.axes[0].containers
-    assert points.lines[0].get_xdata() == pytest.approx([nbytes / 0.7 / 1e6])
 
 
 def test_command_prints_the_table_and_leaves_only_its_record(tmp_path, monkeypatch):

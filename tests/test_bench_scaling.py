@@ -94,7 +94,7 @@ def test_limit_of_a_step_is_the_slowest_rank_without_exchange():
 
 @pytest.mark.parametrize(
     ("mode", "option", "counts"),
-    [("strong", "--global-batch", [1, 2]), ("weak", "--batch-per-rank", [2])],
+    [("strong", "--global-batch", [1, 2]), *long(("weak", "--batch-per-rank", [2]))],
 )
 def test_synchronous_rows_have_the_mode_s_batches_and_fit_together(mode, option, counts, tmp_path):
     words = ["bench", "scaling", option, "16", "--ranks", ",".join(map(str, counts))]

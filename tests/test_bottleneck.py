@@ -180,19 +180,3 @@ def test_words_say_the_numbers():
     assert "waits for data 75% of its time" in text
     assert "If decode took no time: 2,000 samples/s, 2.0 times as many. What should help:" in text
     assert text.endswith("  4 calls of decode at once: 2,000 samples/s")
-
-
-@pytest.mark.parametrize(
-    ("slow", "words"),
-    [("train", "No change of the input pipeline helps"), ("read", "None of the usual changes")],
-)
-def test_without_a_remedy_the_words_say_so(slow, words):
-    found = invented()
-    stages = [dataclasses.replace(one, wall_s=1e-6, cpu_s=0.0) for one in found.stages]
-    stages = [dataclasses.replace(s, wall_s=1e-3) if s.name == slow else s for s in stages]
-    assert words in str(dataclasses.replace(found, stages=tuple(stages), remedies=()))
-
-
-def test_full_cores_are_reported():
-    found = dataclasses.replace(invented(), cores=1.0)
-    assert "The cores (1) are full; decode takes most of their time." in str(found)

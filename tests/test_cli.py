@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 
 import pytest
@@ -88,16 +87,6 @@ def test_a_damaged_data_file_is_named_with_its_checksums(dlguide, monkeypatch, t
     assert "restore" in text.lower() or "git checkout" in text
 
 
-def test_lab_says_that_a_port_is_taken(dlguide):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        status, text = dlguide("lab", "--no-browser", "--port", taken.getsockname()[1])
-    assert status == 1
-    assert "`port` must be free to listen on" in text
-    assert dlguide("lab", "--port", 70000)[1].startswith("dlguide: ValueError: `port` must be a")
-
-
 def test_cleanup_reports_what_it_ended_as_json(dlguide, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["dlguide", "cleanup", "--json"])
     with pytest.raises(SystemExit) as left:
@@ -122,13 +111,6 @@ def test_an_error_of_another_library_shows_its_traceback(dlguide, monkeypatch):
     monkeypatch.setattr("dlguide.cluster.processes.cleanup", lambda: int("two"))
     with pytest.raises(ValueError, match="invalid literal"):
         dlguide("cleanup")
-
-
-def test_an_expected_error_shows_its_traceback_when_asked(dlguide, monkeypatch):
-    assert dlguide("train", "--epochs", -1)[0] == 1
-    monkeypatch.setenv("DLGUIDE_TRACEBACK", "1")
-    with pytest.raises(ValueError, match="`epochs` must"):
-        dlguide("train", "--epochs", -1)
 
 
 def test_table_of_trainings_has_the_mfu_where_the_peak_was_measured(capsys):

@@ -8,7 +8,6 @@ import re
 import sys
 
 import pytest
-from on_ranks import mpiexec
 from test_download import DATA, SHA256, Server
 from test_staging import make, tree
 
@@ -100,14 +99,6 @@ def test_what_is_wrong_is_said_in_one_line(dlguide, words, said, monkeypatch, tm
     assert not (tmp_path / "copy").exists()
 
 
-def test_a_server_that_does_not_have_it_is_said_in_one_line(dlguide, server, tmp_path):
-    status, _, text = dlguide("fetch", f"{server.url}-not")
-    assert status == 1
-    assert "404" in text
-    assert f"copy it to {tmp_path / 'course' / 'file-not'}" in text
-    assert len(text.splitlines()) == 1
-
-
 def test_verify_ends_with_1_and_the_place_of_damage(dlguide, tmp_path):
     folder = make("recordio", tmp_path / "data")
     status, said, _ = dlguide("verify", folder)
@@ -147,19 +138,6 @@ def test_stage_copies_once_and_says_so(dlguide, tmp_path):
     assert status == 0
     assert json.loads(said)["copied"]
     assert formats.verify(target).ok
-
-
-def test_stage_on_ranks_speaks_once(tmp_path):
-    source, target = make("plain", tmp_path / "data"), tmp_path / "local" / "copy"
-    command = [sys.executable, "-m", "mpi4py", "-m", "dlguide.cli", "data", "stage"]
-    done = mpiexec(2, [*command, source, target, "--json"], 120)
-    assert done.ok, done.output
-    assert json.loads(done.output)["copied"]
-    assert "SHA256SUMS" in os.listdir(target)
-    done = mpiexec(2, [*command, tmp_path / "nowhere", target], 120)
-    assert done.status == 1
-    assert done.output.count("There is no folder") == 1
-    assert "Rank 0: " in done.output
 
 
 def test_stage_starts_ranks_of_its_own(tmp_path, monkeypatch, capfd):

@@ -130,19 +130,20 @@ def test_attached_ranks_run_map_and_print(running, capsys):
         assert third.run(os.getpid) == pids
 
 
+# How a rank fails is tested in test_cluster_failures: here, that attached ranks start again.
 @LAUNCHERS
 @pytest.mark.parametrize(
     "fail",
     [
         failures.raises,
-        failures.leaves_with_sys_exit,
-        failures.leaves_with_os_exit,
         failures.is_killed,
         failures.is_absent,
-        failures.is_frozen,
-        *long(failures.aborts, failures.makes_fewer_steps, failures.makes_fewer_horovod_steps),
+        *long(
+            failures.leaves_with_sys_exit, failures.leaves_with_os_exit, failures.is_frozen,
+            failures.aborts, failures.makes_fewer_steps, failures.makes_fewer_horovod_steps,
+        ),
     ],
-)
+)  # fmt: skip
 def test_a_failure_in_attached_ranks_ends_the_call_and_they_start_again(running, fail):
     file, ranks = running
     kind, blamed = failures.KINDS[fail]

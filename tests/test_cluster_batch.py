@@ -20,7 +20,6 @@ from dlguide.cluster import batch
 from dlguide.cluster.batch import Job, Profile, render
 from dlguide.cluster.batch import job as jobs
 from dlguide.cluster.batch.job import seconds_of
-from dlguide.errors import MissingComponentError
 
 assert command  # importing it adds the command
 SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
@@ -246,30 +245,6 @@ def test_job_begins_anew_when_its_time_is_nearly_over_and_not_when_it_is_done(sc
     assert not (place / "requeued").exists()
 
 
-@pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
-def test_program_that_saves_by_itself_need_not_look_for_the_file(scheduler, place):
-    job = Job("train.py", requeue=True, warn_s=2, time="0:00:03")
-    done = start(place, batch.script(job, Profile(scheduler=scheduler), "job.sh"), link="8")
-    try:
-        while not (place / "began").exists():
-            assert done.poll() is None
-        if scheduler == "slurm":
-            os.kill(done.pid, 10)
-        assert done.wait(timeout=20) == 1
-    finally:
-        os.killpg(done.pid, 9)  # the batch system would end what is still at work
-    assert (place / "requeued").exists()
-
-
-def test_job_that_makes_no_progress_does_not_begin_anew_for_ever(place):
-    job = Job("train.py", requeue=True, warn_s=2, time="0:00:03", restarts=1)
-    text = batch.script(job, Profile(scheduler="pbs"), "job.sh")
-    done = start(place, text.replace("${DLGUIDE_RESTARTS:-0}", "1"), link="7")
-    assert "time is nearly over" in done.communicate(timeout=20)[0]
-    assert done.returncode == 85
-    assert not (place / "requeued").exists()
-
-
 # --- what is refused ---------------------------------------------------------------------------
 
 BAD_JOBS = {
@@ -407,25 +382,6 @@ def test_links_of_a_chain_wait_for_each_other(scheduler, asked, tmp_path):
     lines = batch.commands(Job("train.py", chain=3), Profile(scheduler=scheduler), str(path))
     subprocess.run(["bash", "-c", "\n".join(lines)], check=True)
     assert len(asked.read_text().splitlines()) == 3
-
-
-def test_what_cannot_be_asked_is_said(asked, tmp_path, monkeypatch):
-    path = tmp_path / "job.sh"
-    done = invoke("train.py", "--submit")
-    assert "`output` must name a file" in str(done.exception)
-    done = invoke("train.py", "--scheduler", "pbs", "--output", path, "--test-only")
-    assert "left out under PBS" in str(done.exception)
-    done = invoke("train.py", "--definition", tmp_path / "a.def")
-    assert "`--container` only" in str(done.exception)
-    assert not asked.exists()
-    refusing = tmp_path / "sbatch"
-    refusing.write_text("#!/bin/bash\necho 'sbatch: error: Invalid partition' >&2\nexit 1\n")
-    path.write_text("")
-    with pytest.raises(RuntimeError, match=r"sbatch refuses the job: .* Invalid partition"):
-        batch.submit(Job("train.py"), Profile(), str(path))
-    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    with pytest.raises(MissingComponentError, match="There is no sbatch here"):
-        batch.try_out(Profile(), str(path))
 
 
 def test_container_runs_the_program_and_its_definition_names_the_image(tmp_path):

@@ -119,12 +119,6 @@ def test_pbs_nodes_and_ranks_are_those_of_the_node_file(case, pbs):
     assert found == pbs(*lines, NCPUS=cores, named="pbs")
 
 
-def test_pbs_launcher_names_the_hosts(pbs):
-    found = pbs("n1", "n1", "n2", "n2")
-    assert str(found) == ", 2 nodes of PBS job 12.server"
-    assert found.launcher(2)[1:] == ["-ppn", "2", "-hosts", "n1,n2"]
-
-
 # Flux' resource sets (its RFC 20): two equal nodes, and nodes that differ.
 EQUAL = """{"version": 1, "execution": {"R_lite": [{"rank": "0-1", "children": {"core": "0-7"}}],
  "starttime": 0.0, "expiration": 0.0, "nodelist": ["n[1-2]"]}}"""
@@ -142,13 +136,6 @@ def test_flux_nodes_are_those_of_its_instance(flux):
     # an instance that is no job: `srun flux start`
     found = flux(EQUAL, body='[ "$1" != getattr ] || { echo "No such" >&2; exit 1; }')
     assert str(found) == ", 2 nodes of Flux job"
-
-
-def test_innermost_job_is_found_by_itself(pbs, flux, slurm):
-    # a job of Slurm that PBS has not started, and an instance of Flux in it
-    assert pbs("n1").scheduler == "pbs"
-    assert slurm().scheduler == "slurm"
-    assert flux(EQUAL).scheduler == "flux"
 
 
 BAD_NODES = {

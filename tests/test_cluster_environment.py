@@ -7,7 +7,7 @@ import os
 import pytest
 
 from dlguide.cluster import Cluster
-from dlguide.cluster.environment import checked_environment, rank_environment
+from dlguide.cluster.environment import rank_environment
 from dlguide.machine import describe, threads
 
 pytestmark = pytest.mark.ranks
@@ -36,14 +36,6 @@ def test_they_win_over_the_defaults_and_over_this_process(monkeypatch, tmp_path)
     wanted = rank_environment(PLAN, "a-name", tmp_path, WANTED)
     assert {name: wanted[name] for name in WANTED} == WANTED
     assert {**wanted, **plain} == {**wanted, "HOROVOD_CYCLE_TIME": "2"}, "nothing else differs"
-
-
-def test_none_is_no_variable_and_the_copy_is_its_own():
-    assert checked_environment(None, PLAN) == {}
-    mine = dict(WANTED)
-    copy = checked_environment(mine, PLAN)
-    mine["HOROVOD_CYCLE_TIME"] = "9"
-    assert copy == WANTED
 
 
 @pytest.mark.parametrize(

@@ -151,13 +151,6 @@ def test_interruption_is_no_outcome():
         tasks.do(interrupted, 0, 0, 0)
 
 
-def test_outcome_comes_back_as_it_was_packed():
-    outcome = tasks.TaskResult(3, 1, 2.0, 2.5, {"loss": [1.0]})
-    assert tasks.unpack(tasks.pack(outcome)) == outcome
-    error = SyntaxError("invalid", ("file.py", 1, 1, "a b", 1, 2))
-    assert tasks.in_one_line(error) == "SyntaxError: invalid"
-
-
 def test_rank_that_dies_ends_the_tasks_and_what_was_done_is_kept(cluster):
     with pytest.raises(RankError) as caught:
         cluster.map(deadly, range(5))
@@ -186,13 +179,6 @@ def test_what_cannot_be_sent_is_said_before_anything_runs(cluster):
     with pytest.raises(ValueError, match="each once"):
         cluster.map(square, [1], ranks=[])
     assert [each["pid"] for each in cluster.engines] == pids
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
-def test_blocks_are_equal_but_for_one(ranks):
-    parts = tasks.blocks(10, ranks)
-    assert [number for part in parts for number in part] == list(range(10))
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_a_task_is_claimed_once_even_by_many_threads(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import pytest
 from fake_machine import machine
@@ -46,16 +45,6 @@ def test_unequal_work_is_not_compared():
         compare.rows([[make_run(1)], [make_run(2, samples=49)]])
     with pytest.raises(ValueError, match="at least one training"):
         compare.rows([])
-
-
-def test_what_is_written_can_be_read_again(tmp_path):
-    runs = [[make_run(1)], [make_run(2)]]
-    table = compare.rows(runs)
-    compare.write(runs, table, tmp_path / "scaling.json")
-    record = json.loads((tmp_path / "scaling.json").read_text())
-    assert [compare.ComparisonRow(**row) for row in record["rows"]] == table
-    assert [[TrainingResult.from_dict(run) for run in each] for each in record["runs"]] == runs
-    assert [path.name for path in tmp_path.iterdir()] == ["scaling.json"]
 
 
 def test_a_plan_is_compared_with_one_rank_of_its_threads_and_one_of_all():

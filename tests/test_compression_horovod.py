@@ -162,7 +162,8 @@ def horovod_on_ranks(names):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("ranks", "names"),
-    [(2, list(compression.NAMED)), *long((3, ["power_sgd"]))],
+    # one that casts, one with errors to remember, one of two exchanges; all in the long lane
+    [(2, ["fp16", "top_k", "power_sgd"]), *long((2, list(compression.NAMED)), (3, ["power_sgd"]))],
 )
 def test_horovod_sends_what_numpy_sends(ranks, names, tmp_path):
     results = on_ranks(ranks, horovod_on_ranks, tmp_path, 150, names=names)

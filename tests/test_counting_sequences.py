@@ -1,12 +1,9 @@
 """Costs of layers for sequences are those of their equations, done and counted in NumPy."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 
 from dlguide import models
-from dlguide.models import costs
 
 
 @pytest.fixture(scope="module")
@@ -262,19 +259,3 @@ def test_recurrent_layers_keep_the_arrays_of_their_steps(kind, rows, keras):
     layer = getattr(keras.layers, kind)(7, unroll=True, return_sequences=rows)
     model = keras.Sequential([keras.Input((5, 3)), dense(4), layer, dense(2)])
     assert models.memory(model, 1).activations == kept_by_tensorflow(model)
-
-
-def test_attention_keeps_the_square_of_the_length(keras):
-    kept = [
-        models.memory(models.build("transformer", length=n), 1).activations for n in (32, 64, 96)
-    ]
-    steps = [after - before for before, after in pairwise(kept)]
-    # second difference of a quadratic: 2 times its factor, with 4 bytes, 4 heads, 2 layers
-    assert steps[1] - steps[0] == 2 * 32**2 * 4 * 4 * 2
-
-
-def test_each_kind_of_product_has_its_gradients():
-    products = costs.Products(10, 100, 1000)
-    assert products.training(False, False) == 1110
-    assert products.training(True, False) == 2 * 10 + 3 * 100 + 3 * 1000
-    assert products.training(False, True) == 2 * 10 + 2 * 100 + 3 * 1000

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dlguide.data import datasets
 from dlguide.data.datasets import epoch_batches, shard
-from dlguide.errors import DataError, MissingComponentError
+from dlguide.errors import DataError
 
 REPOSITORY = Path(__file__).parents[1] / "data"
 
@@ -49,18 +49,6 @@ def test_mnist_is_what_the_files_hold_byte_by_byte(mnist):
     assert mnist.test_labels[number] == raw[8 + number]
 
 
-def test_images_and_labels_belong_together(mnist):
-    # the nearest of ten mean images tells four digits of five; shuffled labels would give 10 %
-    means = [mnist.train_images[mnist.train_labels == k].mean(0).ravel() for k in range(10)]
-    distance = [((mnist.test_images.reshape(-1, 784) - mean) ** 2).sum(1) for mean in means]
-    assert (np.argmin(distance, 0) == mnist.test_labels).mean() > 0.75
-
-
-def test_a_dataset_is_shown_in_one_line(mnist):
-    text = "mnist: 60000 training and 10000 test images of 28 x 28 x 1, 10 classes"
-    assert repr(mnist) == text
-
-
 def test_first_takes_the_first_samples(mnist):
     small = mnist.first(100, 20)
     assert np.array_equal(small.train_images, mnist.train_images[:100])
@@ -71,18 +59,6 @@ def test_first_takes_the_first_samples(mnist):
         mnist.first(60001)
     with pytest.raises(ValueError, match="`test` must be a whole number of at least 1, got 0"):
         mnist.first(5, 0)
-
-
-def test_an_unknown_data_set_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"`name` must be one of .*, mnist, got 'minst'\. Did"):
-        datasets.load("minst")
-
-
-def test_the_folder_comes_from_the_argument_then_the_environment(copy, tmp_path, monkeypatch):
-    monkeypatch.setenv("DLGUIDE_DATA", str(tmp_path / "nowhere"))
-    assert len(datasets.load("mnist", folder=copy).train_labels) == 60000
-    with pytest.raises(MissingComponentError, match=r"nowhere does not exist.*DLGUIDE_DATA"):
-        datasets.load("mnist")
 
 
 @pytest.mark.parametrize("part", ["train-images-idx3", "t10k-labels-idx1"])
@@ -202,15 +178,6 @@ def test_parts_of_a_step_differ_by_at_most_one_sample(arguments):
             assert set(sizes) == {arguments["batch_per_rank"]}
 
 
-@given(epochs())
-def test_a_repeated_call_gives_the_same_epoch(arguments):
-    first, second = all_ranks(**arguments), all_ranks(**arguments)
-    for one, other in zip(first, second, strict=True):
-        for a, b in zip(one, other, strict=True):
-            assert np.array_equal(a.indices, b.indices)
-            assert a.indices.dtype == np.int64
-
-
 @given(epochs(), st.data())
 def test_other_ranks_take_over_within_an_epoch_and_use_every_sample_once(arguments, data):
     order, used = [], 0
@@ -251,30 +218,6 @@ def test_without_shuffling_the_order_is_kept():
     steps = epoch_batches(10, 2, rank=1, ranks=2, shuffle=False)
     assert [step.indices.tolist() for step in steps] == [[2, 3], [6, 7], [9]]
     assert [step.global_size for step in steps] == [4, 4, 2]
-
-
-def test_a_rank_without_samples_still_takes_the_last_step():
-    steps = epoch_batches(9, 2, rank=0, ranks=4, shuffle=False)
-    assert [len(step.indices) for step in steps] == [2, 0]
-    assert steps[1].global_size == 1
-
-
-def test_101_samples_on_two_ranks_do_not_leave_one_waiting():
-    # cut by hand into 51 and 50 samples this makes 6 and 5 steps, and the sixth never ends
-    assert [len(steps) for steps in all_ranks(2, samples=101, batch_per_rank=10)] == [6, 6]
-
-
-def test_shuffling_before_sharding_on_each_rank_loses_samples_and_ours_does_not():
-    samples, ranks = 64, 2
-
-    def naive(rank):
-        order = np.random.default_rng().permutation(samples)  # each rank its own
-        return order[rank::ranks]
-
-    lost = [samples - len(set(naive(0)) | set(naive(1))) for _ in range(20)]
-    assert min(lost) > 0
-    ours = all_ranks(ranks, samples=samples, batch_per_rank=8)
-    assert len({index for steps in ours for step in steps for index in step.indices}) == samples
 
 
 @given(st.integers(0, 300), st.integers(1, 12))

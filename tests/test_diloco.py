@@ -5,7 +5,6 @@ Tests DiLoCo of dlguide.parallel.local_sgd.
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from lanes import RANKS
 from on_ranks import on_ranks
@@ -185,16 +184,6 @@ def test_streaming_trains_a_keras_model(tmp_path):
     for losses, different in on_ranks(2, keras_with_diloco, tmp_path, 120):
         assert losses[-1] < 0.7 * losses[0]
         assert different == 1
-
-
-def test_fragments_hold_every_array_once_and_are_nearly_equal():
-    arrays = [np.zeros(n, "f4") for n in (100, 1, 60, 40, 30, 30, 2)]
-    rows = DiLoCo(fragments=3).fragments_of(arrays)
-    assert sorted(place for row in rows for place in row) == [*range(7)]
-    sizes = DiLoCo(fragments=3).fragment_nbytes(arrays, 2)
-    assert sum(sizes) == 4 * 263
-    assert max(sizes) == 400
-    assert DiLoCo(fragments=3).fragment_nbytes(arrays, 1) == [0, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ On ranks: `test_fit_resume.py`. Tests dlguide.training.checkpoint and dlguide.tr
 import io
 import json
 import math
-import os
 import shutil
 from types import SimpleNamespace
 
@@ -189,44 +188,6 @@ def test_pipeline_resumed_within_an_epoch_is_bitwise_the_uninterrupted_one(mnist
     assert (resumed.weights_digest, resumed.loss[-1]) == (whole.weights_digest, whole.loss[-1])
 
 
-def test_fewer_epochs_than_the_checkpoint_has_done_are_refused(mnist, tmp_path):
-    ways = {
-        "model": "mlp",
-        "data": mnist,
-        "batch_per_rank": 10,
-        "checkpoint": tmp_path,
-        "evaluate": False,
-    }
-    fit(**ways, epochs=2, every_steps=2)
-    (tmp_path / "checkpoint-000000010.dlguide").unlink()
-    words = (
-        r"-within\.dlguide is further than the training asked for: step \d, epoch 1 of 1 and "
-        r"\d steps of the next\. Ask for at least 2 epochs\. Use another folder"
-    )
-    with pytest.raises(checkpoint.CheckpointError, match=words):
-        fit(**ways, epochs=1)
-    assert fit(**ways, epochs=2).first_epoch == 1
-
-
-def test_room_is_required_for_the_workers_own_state(mnist, tmp_path, monkeypatch):
-    asked = {}
-
-    def noted(folder, name, nbytes, what):
-        asked[what] = nbytes
-        os.makedirs(folder, exist_ok=True)
-
-    monkeypatch.setattr(checkpoint, "require_writable", noted)
-    ways = {"model": "mnist_cnn_bn", "data": mnist, "batch_per_rank": 10, "evaluate": False}
-    ways["virtual_workers"] = 2
-    fit(**ways, checkpoint=tmp_path / "ends")
-    fit(**ways, checkpoint=tmp_path / "within", every_steps=1)
-    (path,) = (tmp_path / "within").glob("*-within.dlguide")
-    states = checkpoint.read(path)[0].within.states
-    assert len(states) == 2
-    one = asked[" (3 checkpoints)"] / 3
-    assert asked[" (4 checkpoints)"] / 4 - one == sum(map(len, states))
-
-
 def test_a_folder_without_room_is_refused_before_training(mnist, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"`checkpoint` must be a folder .* got '.*file/x'"):
@@ -237,29 +198,8 @@ def test_a_folder_without_room_is_refused_before_training(mnist, tmp_path, monke
         fit("mlp", mnist, batch_per_rank=10, checkpoint=tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ({"every_steps": 0, "checkpoint": "x"}, "`every_steps` must be a whole number of at least"),
-        ({"keep": 0, "checkpoint": "x"}, "`keep` must be a whole number of at least 1"),
-    ],
-)
-def test_steps_between_checkpoints_are_a_count(asked, words, mnist):
-    with pytest.raises(ValueError, match=words):
-        fit("mlp", mnist, batch_per_rank=10, **asked)
-
-
 def job(folder, every):
     return TrainingJob(model="mlp", data="mnist", **arguments(checkpoint=folder, every_steps=every))
-
-
-@pytest.mark.parametrize(
-    ("first", "every", "stops"),
-    [(0, None, [11]), (0, 4, [4, 8, 11]), (4, 4, [8, 11]), (5, 4, [8, 11]), (0, 11, [11])],
-)
-def test_stops_are_the_same_wherever_an_epoch_was_begun(first, every, stops):
-    asked = job("saves", every)
-    assert Saver(asked, SingleProcess()).stops(first, 11) == stops
 
 
 def test_damaged_folder_never_leads_to_a_training_from_the_start(mnist, tmp_path):

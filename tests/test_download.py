@@ -17,9 +17,7 @@ import pytest
 import requests
 
 from dlguide.data import datasets, download, verification
-from dlguide.data.download import reporting
-from dlguide.errors import DataError, LockHeldError, MissingComponentError, TransferError
-from dlguide.files import file_lock
+from dlguide.errors import DataError, TransferError
 
 DATA = random.Random(3).randbytes(300_000)
 SHA256 = hashlib.sha256(DATA).hexdigest()
@@ -175,12 +173,6 @@ def test_nobody_is_led_from_https_to_http(url, there, refused, monkeypatch, tmp_
         assert (tmp_path / "a").read_bytes() == b"abc"
 
 
-def test_without_a_server_the_text_says_how_to_bring_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("pooch.core.time.sleep", lambda seconds: None)
-    with pytest.raises(TransferError, match=r"mnist is part of this repository.* copy it to"):
-        download.fetch_file("http://127.0.0.1:9/file", tmp_path / "file")
-
-
 def test_a_damaged_file_under_the_name_is_replaced_only_by_the_expected_one(server, tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"damaged")
@@ -215,33 +207,6 @@ def test_a_disk_that_is_too_full_is_refused_before_the_download(server, tmp_path
         download.fetch_file(server.url, tmp_path / "file", nbytes=170_000_000)
     assert server.asked == 0
     download.fetch_file(server.url, tmp_path / "file", nbytes=90_000_000)
-
-
-def test_one_process_at_a_time_downloads_a_file(server, tmp_path):
-    with (
-        file_lock(tmp_path / "file.lock", wait=False),
-        pytest.raises(LockHeldError, match=rf"Process {os.getpid()} on .* is at work on file in"),
-    ):
-        download.fetch_file(server.url, tmp_path / "file")
-    assert server.asked == 0
-
-
-def test_a_bar_is_drawn_to_standard_error(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    with reporting(True, "some [file]") as report:
-        report(1_000_000, 2_000_000)
-    shown = capsys.readouterr()
-    assert "some [file]" in shown.err
-    assert "1.0/2.0 MB" in shown.err
-    assert shown.out == ""
-    with reporting(True, "some", "images") as report:
-        report(1_000_000, 2_000_000)
-    shown = capsys.readouterr()
-    assert "1000000/2000000" in shown.err
-    assert "images" in shown.err
-    assert "MB" not in shown.err
-    with reporting(None, "x") as report:
-        report(1, None)
 
 
 # --- data sets by name -------------------------------------------------------------------------
@@ -316,16 +281,6 @@ def test_an_archive_brought_by_hand_is_unpacked_without_a_network(small, server,
     assert sorted(os.listdir(tmp_path / "cifar10")) == ["cifar-10-batches-bin"]
 
 
-def test_an_archive_with_other_contents_is_refused(small, server, tmp_path, monkeypatch):
-    wrong = replace(datasets.ORIGINALS["cifar10"].files[0], sha256="0" * 64)
-    files = (wrong, *datasets.ORIGINALS["cifar10"].files[1:])
-    known = replace(datasets.ORIGINALS["cifar10"], files=files)
-    monkeypatch.setitem(datasets.ORIGINALS, "cifar10", known)
-    with pytest.raises(DataError, match=r"the archive holds no cifar-10-batches-bin/0\.bin"):
-        download.fetch("cifar10", tmp_path)
-    assert sorted(os.listdir(tmp_path / "cifar10")) == ["archive.tar.gz"]
-
-
 def test_mnist_is_there_and_damage_says_how_to_restore_it(tmp_path):
     assert sum(each.downloaded_nbytes for each in download.fetch("mnist")) == 0
     with pytest.raises(DataError, match="git checkout -- data/mnist"):
@@ -350,17 +305,6 @@ def test_an_archive_that_leads_outside_writes_nothing_there(small, server, tmp_p
     assert os.listdir(tmp_path / "cifar10") == ["archive.tar.gz"]
 
 
-@pytest.mark.parametrize("name", ["fashion_mnist", "cifar10"])
-def test_a_data_set_that_cannot_be_reached_names_all_files_to_bring(name, small, server, tmp_path):
-    server.behaviours = ["404"]
-    with pytest.raises(TransferError, match="cannot be had") as error:
-        download.fetch(name, tmp_path)
-    for each in download.CATALOGUE[name].downloads:
-        assert each.url in str(error.value)
-    assert "\n" not in str(error.value)
-    assert os.listdir(tmp_path) == []
-
-
 @pytest.mark.parametrize("name", ["imagenet", "chestxray14", "kitti_tracking"])
 def test_what_only_a_person_can_download_is_said_with_its_page(name, tmp_path):
     with pytest.raises(TransferError) as error:
@@ -374,13 +318,6 @@ def test_what_only_a_person_can_download_is_said_with_its_page(name, tmp_path):
         str(tmp_path / name),
     ):
         assert word in str(error.value)
-
-
-def test_names_and_folders_are_checked(tmp_path):
-    with pytest.raises(ValueError, match="Did you mean cifar10"):
-        download.fetch("cifar")
-    with pytest.raises(MissingComponentError, match="does not exist"):
-        download.fetch("fashion_mnist", tmp_path / "nothing")
 
 
 def test_the_catalogue_agrees_with_what_is_read():

@@ -115,16 +115,6 @@ def test_an_impossible_config_is_refused_when_it_is_made(changes, said):
         ex.ExperimentConfig(**changes)
 
 
-def test_numbers_of_numpy_make_the_same_training():
-    changes = {"samples": 500, "base_rate": 0.5, "decay": "step", "boundaries": (1, 2), "seed": 3}
-    ours = changes | {
-        "samples": np.int64(500), "base_rate": np.float32(0.5), "boundaries": np.array([1, 2]),
-        "seed": np.int64(3),
-    }  # fmt: skip
-    assert ex.ExperimentConfig(**ours) == ex.ExperimentConfig(**changes)
-    assert ex.ExperimentConfig(**ours).key() == ex.ExperimentConfig(**changes).key()
-
-
 def test_one_training_has_one_key_and_another_one_has_another():
     one = ex.ExperimentConfig()
     same = [
@@ -144,18 +134,6 @@ def test_one_training_has_one_key_and_another_one_has_another():
     ]
     keys = {each.key() for each in others} | {one.key()}
     assert len(keys) == len(others) + 1
-
-
-def test_every_name_is_repeated_with_every_seed():
-    base = ex.ExperimentConfig()
-    made = ex.each_seed({"a": base, "b": replace(base, virtual_workers=8)}, seeds=(3, 5))
-    assert [(one.name, one.virtual_workers, one.seed) for one in made] == [
-        ("a", 1, 3), ("a", 1, 5), ("b", 8, 3), ("b", 8, 5),
-    ]  # fmt: skip
-    with pytest.raises(ValueError, match="`seeds` must differ"):
-        ex.each_seed({"a": base}, seeds=(1, 1))
-    with pytest.raises(ValueError, match="`seeds` must hold at least one"):
-        ex.each_seed({"a": base}, seeds=())
 
 
 # --- one result --------------------------------------------------------------------------------
@@ -244,20 +222,6 @@ def test_a_row_never_mixes_recipes():
         ex.table([a_result(), a_result()])
 
 
-def test_a_table_prints_a_line_for_each_row_in_columns():
-    results = [
-        *seeds_of("a", (0.9, 0.8)),
-        *seeds_of("longer name", ((0.5, 0.9),) * 2, virtual_workers=2),
-    ]
-    text = str(ex.table(results, accuracy=0.85)).splitlines()
-    assert len(text) == 3
-    assert "s until 85 % held" in text[0]
-    assert "85.00 ± 5.00" in text[1]
-    assert "80.00 to 90.00" in text[1]
-    assert "(1 of 2)" in text[1]
-    assert text[2].startswith("longer name")
-
-
 def test_compare_pairs_the_seeds():
     # the seeds differ by far more than the recipes: only pairs see the difference
     first = seeds_of("first", (0.50, 0.70, 0.90))
@@ -298,13 +262,6 @@ def test_the_interval_is_that_of_scipys_paired_test(seeds):
     assert ex.confidence_interval(first - second) == pytest.approx(oracle.confidence_interval(0.95))
     assert is_clear(first - second) == (oracle.pvalue < 0.05)
     assert ex.confidence_interval([1.0]) is None
-
-
-@pytest.mark.parametrize("pairs", [2, 3, 5])
-def test_one_comparison_of_equals_in_twenty_is_called_clear(pairs):
-    values = np.random.default_rng(pairs).normal(size=(4000, pairs))
-    alarms = np.mean([is_clear(row) for row in values])
-    assert alarms == pytest.approx(0.05, abs=0.015)  # 4 standard errors of the share
 
 
 def test_compare_reports_when_nothing_can_be_concluded():

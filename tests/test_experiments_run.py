@@ -6,11 +6,9 @@ Tests dlguide.training.experiments.run.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
-from dlguide import models
 from dlguide.cluster import Cluster
 from dlguide.data import datasets
 from dlguide.training import FitConfig, SingleProcess, fit, optimizers
@@ -99,14 +97,6 @@ def test_an_interruption_loses_only_the_training_that_ran(tmp_path, monkeypatch)
     assert [one.config.seed for one in results] == [0, 1, 2]
 
 
-def test_progress_is_printed_or_not(tmp_path, capsys):
-    settings = [replace(SMALL, epochs=1)]
-    ex.run(settings, tmp_path / "silent", show=False)
-    assert not capsys.readouterr().out
-    ex.run(settings, tmp_path / "told")
-    assert capsys.readouterr().out.startswith("1 of 1: small, seed 0: ")
-
-
 def test_a_damaged_record_is_refused_before_anything_is_trained(trained, tmp_path, monkeypatch):
     settings, _results, folder = trained
     for path in folder.iterdir():
@@ -149,28 +139,6 @@ def test_the_impossible_is_refused_before_anything_is_trained(monkeypatch):
         ex.run([])
     with pytest.raises(ValueError, match="`configs` must hold ExperimentConfigs, got 'small'"):
         ex.run({"small": SMALL})
-
-
-def test_a_net_of_ones_own():
-    config = replace(SMALL, model="mine")
-    first, other = (
-        ex.run([config], models={"mine": partial(models.build, "mlp", seed=seed)}, show=False)
-        for seed in (5, 6)
-    )
-    assert digests(first) != digests(other)
-
-
-def test_progress_is_at_most_ten_lines(trained, tmp_path, capsys):
-    result = trained[1][0]
-    record = ex._Recorder([tmp_path / "one.json"] * 30, show=True)
-    record.begin_s -= 100
-    for _ in range(30):
-        record(result)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 10
-    assert lines[0].startswith("3 of 30: small, seed 0: ")
-    assert lines[0].endswith("about 900 s left")
-    assert lines[-1].startswith("30 of 30")
 
 
 def broken():

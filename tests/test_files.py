@@ -1,7 +1,6 @@
 """The data folder is the one that was asked for, or an error."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -10,11 +9,6 @@ from dlguide.errors import MissingComponentError
 
 UMASK = os.umask(0)
 os.umask(UMASK)
-
-
-def test_without_a_word_it_is_the_repository_s(monkeypatch):
-    monkeypatch.delenv("DLGUIDE_DATA", raising=False)
-    assert files.data_folder() == Path(__file__).resolve().parents[1] / "data"
 
 
 def test_the_argument_goes_before_the_environment(monkeypatch, tmp_path):
@@ -29,12 +23,6 @@ def test_a_folder_that_is_not_there_is_not_replaced_by_another(monkeypatch, tmp_
     monkeypatch.setenv("DLGUIDE_DATA", str(tmp_path))
     with pytest.raises(MissingComponentError, match=r"gone does not exist\. Set .* DLGUIDE_DATA"):
         files.data_folder(tmp_path / "gone")
-
-
-def test_the_home_folder_may_be_written_short(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "data").mkdir()
-    assert files.data_folder("~/data") == tmp_path / "data"
 
 
 def test_the_cache_is_where_the_user_says_or_in_the_user_s_own(monkeypatch, tmp_path):
@@ -64,9 +52,3 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):
     assert path.read_bytes() == b"second"
     assert path.stat().st_mode & 0o777 == 0o666 & ~UMASK
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_sha256_is_that_of_the_bytes(tmp_path):
-    (tmp_path / "abc").write_bytes(b"abc")  # the vector of FIPS 180-2, appendix B.1
-    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    assert files.sha256(tmp_path / "abc") == expected

@@ -6,23 +6,20 @@ import os
 import subprocess
 import sys
 import time
-from functools import partial
 
 import keras
 import numpy as np
 import pytest
 from fitting import fit
 
-from dlguide import models, training
+from dlguide import models
 from dlguide.collectives.communicator import SingleProcess
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset, RankShard
-from dlguide.measure import TrainingResult
 from dlguide.training import checkpoint
-from dlguide.training.config import FitConfig, TrainingJob, describe
+from dlguide.training.config import FitConfig, TrainingJob
 from dlguide.training.devices import connect
 from dlguide.training.feed import iter_batches
-from dlguide.training.trainer import Clock
 from dlguide.training.virtual_workers import reseed_dropout
 
 
@@ -125,21 +122,6 @@ def test_phases_follow_each_other_and_sum_to_the_seconds(run):
     assert time.time() - 300 < run.started_unix_s < time.time()
 
 
-def test_run_of_a_training_survives_json(run):
-    assert TrainingResult.from_dict(json.loads(json.dumps(run.as_dict()))) == run
-
-
-def test_progress_is_reported_to_the_end(mnist):
-    told = []
-    fit("mlp", mnist, epochs=2, batch_per_rank=10, on_result=lambda **numbers: told.append(numbers))
-    assert [(one["epoch"], one["step"]) for one in told if one["step"] == 11] == [(1, 11), (2, 11)]
-    for one in told:
-        assert one.keys() == {"epoch", "epochs", "step", "steps", "loss", "images_per_s"}
-        assert (one["epochs"], one["steps"]) == (2, 11)
-        assert one["images_per_s"] > 0
-    assert len(told) <= 40
-
-
 def test_progress_goes_to_the_folder_that_someone_watches(mnist, tmp_path, monkeypatch):
     monkeypatch.setenv("DLGUIDE_RUN_FOLDER", str(tmp_path))
     fit("mlp", mnist, batch_per_rank=10)
@@ -202,35 +184,6 @@ def test_checkpoint_of_another_training_is_refused(mnist, tmp_path):
     with pytest.raises(checkpoint.CheckpointError, match="its seed is 0, here it is 1"):
         fit("mlp", mnist, epochs=2, batch_per_rank=25, checkpoint=tmp_path, seed=1)
     assert checkpoint.latest(tmp_path).read_bytes() == before
-
-
-def test_partials_and_lambdas_are_named_by_what_they_do():
-    sgd = keras.optimizers.SGD
-    names = [describe(partial(sgd, 0.1, momentum=momentum)) for momentum in (0.5, 0.9)]
-    assert names == ["SGD(0.1, momentum=0.5)", "SGD(0.1, momentum=0.9)"]
-    assert describe(partial(partial, sgd)) == "partial(SGD)"
-    two, same, three = lambda: sgd(0.2), lambda: sgd(0.2), lambda: sgd(0.3)
-    assert describe(two) == describe(same) != describe(three)
-    assert "0x" not in describe(partial(sgd, object(), RankShard(np.arange(3), 3)))
-
-
-def test_checkpoint_of_another_momentum_is_refused(mnist, tmp_path):
-    ways = {"model": "mlp", "data": mnist, "batch_per_rank": 25, "checkpoint": tmp_path}
-    sgd = keras.optimizers.SGD
-    run = fit(**ways, optimizer=partial(sgd, 0.1, momentum=0.9))
-    assert run.optimizer == "SGD(0.1, momentum=0.9)"
-    with pytest.raises(checkpoint.CheckpointError, match=r"its optimizer is .*0\.9.* is .*0\.5"):
-        fit(**ways, epochs=2, optimizer=partial(sgd, 0.1, momentum=0.5))
-
-
-def test_numbers_of_numpy_are_numbers(mnist, tmp_path):
-    ways = {"learning_rate": np.float32(0.01), "seed": np.int64(1), "batch_per_rank": np.int32(25)}
-    fit("mlp", mnist, checkpoint=tmp_path, **ways)
-    run = fit(
-        "mlp", mnist, checkpoint=tmp_path, epochs=2, batch_per_rank=25, learning_rate=0.01, seed=1
-    )
-    assert run.first_epoch == 1
-    json.dumps(fit("mlp", mnist, **ways).as_dict())
 
 
 def test_own_net_data_and_optimizer(mnist):
@@ -325,14 +278,6 @@ def test_rate_follows_the_workers_only_on_request(rule, factor):
     assert job.used_rate(ranks=3) == 0.5 * factor
 
 
-def test_a_run_prints_the_learning_rate_that_was_used(mnist):
-    run = fit("mlp", mnist, batch_per_rank=10, learning_rate=0.01, evaluate=False)
-    assert "learning rate 0.01 (not scaled)" in str(run)
-    ways = {"rate_scaling": "linear", "virtual_workers": 2, "evaluate": False}
-    run = fit("mlp", mnist, batch_per_rank=10, learning_rate=0.01, **ways)
-    assert "learning rate 0.02 (linear scaling)" in str(run)
-
-
 def test_rank_without_samples_takes_the_step_with_weight_nothing(mnist):
     parts = [RankShard(np.arange(4), 8), RankShard(np.arange(4, 7), 6), RankShard(np.arange(0), 1)]
     taken = [(len(x), len(y), scale) for x, y, scale in iter_batches(mnist, parts)]
@@ -365,11 +310,6 @@ def test_a_loss_and_metrics_of_ones_own_train_as_numpy_does():
     assert (run.test_accuracy, run.train_accuracy) == ((), ())
 
 
-def test_a_configuration_is_a_fit_config(mnist):
-    with pytest.raises(ValueError, match=r"`config` must be a FitConfig, got .*Import it from"):
-        training.fit("mlp", mnist, config={"seed": 1})
-
-
 def test_a_loss_that_is_not_per_sample_is_refused(mnist):
     with pytest.raises(ValueError, match="`loss` must return one value per sample, shape"):
         fit("mlp", mnist, loss=lambda labels, outputs: outputs, evaluate=False)
@@ -399,17 +339,6 @@ def test_alone_gives_back_what_it_was_given():
     assert alone.allreduce_sum([1, 2.5]) == [1.0, 2.5]
     with pytest.raises(KeyError, match="mine"), alone.agree_or_raise():
         raise KeyError("mine")
-
-
-def test_clock_adds_up_phases_of_one_name():
-    clock = Clock()
-    for _ in range(2):
-        with clock.phase("train"):
-            time.sleep(0.01)
-    assert clock.total_s("train") >= 0.02
-    assert clock.total_s("train") == sum(end - begin for _name, begin, end in clock.phases)
-    assert clock.total_s("nothing") == 0.0
-    assert clock.now_s >= clock.total_s("train")
 
 
 def test_a_process_alone_loads_neither_mpi_nor_horovod():

@@ -126,19 +126,6 @@ def test_plain_keeps_sizes_and_leaves_no_chance():
         assert next(batches)[0].shape == (4, 28, 28, 3)
 
 
-def test_plain_gives_the_middle_where_a_padded_crop_changes_the_size():
-    images = np.arange(8 * 40 * 40, dtype=np.uint8).reshape(8, 40, 40, 1)
-    crop = [ip.PaddedCrop(32, 28, 2)]
-    pipeline = ip.Pipeline(dataset(images, np.arange(8)), 8, augment=crop, shuffle=False)
-    with pipeline.without_augmentation().epoch(0) as batches:
-        middle = images[:, 4:36, 6:34] / np.float32(255)
-        np.testing.assert_allclose(next(batches)[0], middle, rtol=1e-6)
-    same = pipeline.replace(augment=(ip.PaddedCrop(40, 40),))
-    assert same.without_augmentation().augment == ()
-    with pytest.raises(ValueError, match="no padded crop larger than the image of \\(40, 40\\)"):
-        pipeline.replace(augment=(ip.PaddedCrop(44, 40),)).without_augmentation()
-
-
 def test_plain_cuts_the_middle_of_files_whose_size_is_not_known(tmp_path):
     import io
 
@@ -210,37 +197,6 @@ def test_half_precision_scales_the_losses_of_any_optimizer_once(schedule):
     assert own.initial_scale == 8.0
     assert isinstance(own.inner_optimizer, keras.optimizers.SGD)
     assert isinstance(make_optimizer(sgd, dtype="mixed_bfloat16", **ways), type(sgd()))
-
-
-def test_right_answers_are_counted_exactly_where_logits_are_of_half_precision():
-    """Beyond 2048 half precision has only every second number; 2051 are right."""
-    import keras
-
-    from dlguide.training.step import correct, train_step
-
-    model = keras.Sequential([
-        keras.Input((1,)), keras.layers.Dense(2, kernel_initializer="zeros", dtype="float16")
-    ])  # fmt: skip
-    optimizer = keras.optimizers.SGD(0.0)
-    optimizer.build(model.trainable_variables)
-    labels = np.array([0] * 2051 + [1] * 2049, np.int32)
-    step = train_step(model, optimizer, metrics={"accuracy": correct})
-    loss, right = np.asarray(step(np.zeros((4100, 1), np.float32), labels, 1 / 4100))
-    assert right == 2051
-    assert loss == pytest.approx(np.log(2), rel=1e-5)  # half precision: 1e-3
-
-
-def test_plain_refuses_chances_it_does_not_know():
-    class Noise(ip.Operation):
-        draws = 1
-
-        def apply(self, images, draws):
-            return images
-
-    pixels = dataset(np.zeros((8, 4, 4, 1), np.uint8), np.arange(8))
-    pipeline = ip.Pipeline(pixels, 4, augment=[Noise()])
-    with pytest.raises(ValueError, match="`augment` must hold no random operation but Flip"):
-        pipeline.without_augmentation()
 
 
 RECIPE = schedules.Constant(0.1, 2)

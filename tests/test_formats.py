@@ -103,16 +103,6 @@ def test_bytes_on_the_disk_and_opened_files_are_counted(kind, tmp_path):
         assert dataset.opens - before == more[kind]
 
 
-def test_closed_data_set_says_so(kind, tmp_path):
-    dataset = formats.open(write(tmp_path / "set", kind, SOME))
-    dataset.close()
-    dataset.close()
-    with pytest.raises(ValueError, match="`dataset` must be open"):
-        dataset[0]
-    with pytest.raises(ValueError, match="`dataset` must be open"):
-        list(dataset)
-
-
 def test_same_samples_give_the_same_bytes(kind, tmp_path):
     found = []
     for name in ("a", "b"):
@@ -195,15 +185,6 @@ def test_lmdb_and_hdf5_files_are_what_their_libraries_expect(tmp_path):
     assert [features(part)["data"][0] for part in parts] == [s.data for s in SOME]
 
 
-def test_shards_are_named_which_of_how_many(tmp_path):
-    path = write(tmp_path / "train", "tfrecord", SOME, shard_samples=4)
-    names = [file.name for file in read_manifest(path).of_role("data")]
-    assert names == [f"train-0000{n}-of-00003" for n in range(3)]
-    with formats.open(path) as dataset:
-        assert list(dataset) == SOME
-        assert dataset[9] == SOME[9]
-
-
 def test_more_shards_than_files_may_be_open_at_once(tmp_path):
     path = write(tmp_path / "set", "recordio", SOME * 20, shard_samples=1)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -242,26 +223,6 @@ def test_verify_says_what_it_did_not_expect(kind, tmp_path):
     assert report.ok
     assert "'notes.txt'" in str(report)
     assert f"{kind}, 10 records" in str(report)
-
-
-def test_verifying_small_files_is_done_when_the_last_has_been_read(tmp_path, monkeypatch):
-    path = write(tmp_path / "set", "folder", SOME)
-    seen, when_reading = [], []
-    real = folder_format.FolderDataset.stored
-
-    def stored(dataset, number):
-        when_reading.append(seen[-1][0])
-        return real(dataset, number)
-
-    monkeypatch.setattr(folder_format.FolderDataset, "stored", stored)
-    assert formats.verify(path, lambda done, of: seen.append((done, of))).ok
-    files = [file for file in path.rglob("*") if file.is_file() and file.name != "manifest.json"]
-    total = sum(file.stat().st_size for file in files)
-    assert {of for _, of in seen} == {total}
-    assert seen[-1][0] == total
-    assert len(when_reading) == len(SOME)
-    assert when_reading == sorted(when_reading)
-    assert when_reading[-1] == total - len(SOME[-1].data)
 
 
 # --- writing -----------------------------------------------------------------------------------
@@ -438,21 +399,6 @@ def test_converting_writes_as_many_samples_into_a_file_as_asked_for(made_kind, t
         assert list(dataset) == SOME
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (("tfrecord", 0), "`shard_samples` must be a whole number of at least 1, got 0"),
-        (("lmdb", 2), "`shard_samples` must be None but for recordio and tfrecord, got 2"),
-        (("zip",), "`kind` must be one of folder, hdf5, lmdb, recordio, tfrecord, got 'zip'"),
-    ],
-)
-def test_files_that_cannot_be_are_refused(arguments, text, tmp_path):
-    write(tmp_path / "a", "lmdb", SOME)
-    with pytest.raises(ValueError, match=re.escape(text)):
-        formats.convert(tmp_path / "a", tmp_path / "b", *arguments)
-    assert os.listdir(tmp_path) == ["a"]
-
-
 def test_a_damaged_source_leaves_no_target(kind, tmp_path):
     path = write(tmp_path / "a", "tfrecord", SOME)
     file = path / "a-00000-of-00001"
@@ -464,7 +410,7 @@ def test_a_damaged_source_leaves_no_target(kind, tmp_path):
     assert os.listdir(tmp_path) == ["a"]
 
 
-@pytest.mark.parametrize("kind", ["tfrecord", "recordio", "hdf5", "folder"])
+@pytest.mark.parametrize("kind", ["tfrecord", "hdf5"])
 def test_memory_of_converting_does_not_grow_with_the_data(kind, tmp_path):
     # LMDB maps its file: what is resident then belongs to the kernel, and no figure tells it apart.
     code = """

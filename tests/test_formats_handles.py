@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dlguide.data import formats
@@ -43,31 +41,6 @@ def test_a_data_set_is_open_twice_and_verified_meanwhile(kind, tmp_path):
         formats.convert(path, tmp_path / "copy", "tfrecord")
         assert first[-1] == SAMPLES[-1]
     assert formats.verify(path).ok
-
-
-def test_lmdb_lets_go_of_a_file_with_its_last_reader(tmp_path):
-    path = written(tmp_path, "lmdb")
-    first, second = formats.open(path), formats.open(path)
-    first.close()
-    first.close()
-    assert is_mapped(path)
-    assert list(second) == SAMPLES
-    del second  # nobody has closed it
-    gc.collect()
-    assert not is_mapped(path)
-    with formats.open(path) as again:
-        assert list(again) == SAMPLES
-
-
-def test_another_data_set_under_the_same_name_is_another(tmp_path):
-    path = written(tmp_path, "lmdb")
-    with formats.open(path) as first:
-        path.rename(tmp_path / "before")
-        with formats.create(path, "lmdb") as writer:
-            writer.append(SAMPLES[3])
-        with formats.open(path) as second:
-            assert list(second) == [SAMPLES[3]]
-            assert list(first) == SAMPLES
 
 
 @pytest.mark.parametrize("kind", formats.KINDS)
@@ -138,18 +111,3 @@ def test_a_file_that_lmdb_has_open_otherwise_is_not_called_damaged(tmp_path):
             formats.open(path)
         assert not isinstance(caught.value, formats.DamageError)
     assert formats.verify(path).ok
-
-
-@pytest.mark.parametrize("kind", ["tfrecord", "recordio", "hdf5"])
-def test_blocks_are_looked_up_without_converting_the_index(kind, tmp_path, monkeypatch):
-    looked_up, real = [], np.searchsorted
-
-    def spy(array, key, *others):
-        looked_up.append((array.dtype, np.asarray(key).dtype))
-        return real(array, key, *others)
-
-    with formats.open(written(tmp_path, kind)) as dataset:
-        monkeypatch.setattr(np, "searchsorted", spy)
-        assert sum(1 for _ in dataset.records()) == len(SAMPLES)
-    assert looked_up
-    assert all(array == key for array, key in looked_up)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import platform
 import shutil
@@ -17,7 +16,6 @@ import psutil
 import pytest
 
 from dlguide.data import formats
-from dlguide.data.formats import writer as writer_module
 
 SAMPLE = formats.Sample(b"x" * 100, (1,), "k")
 
@@ -166,24 +164,6 @@ def test_what_another_process_is_writing_is_left_alone(tmp_path, monkeypatch):
         assert list(dataset) == [SAMPLE]
 
 
-def test_a_writer_that_has_finished_leaves_the_next_one_alone(tmp_path, monkeypatch):
-    begun = []
-
-    def begins(folder):
-        """Begin again, with the name free once more, when the rename has been brought to disk."""
-        if folder == tmp_path:
-            os.rename(tmp_path / "set", tmp_path / "first")
-            begun.append(formats.create(tmp_path / "set", "tfrecord"))
-
-    monkeypatch.setattr(writer_module, "_sync_folder", begins)
-    write(tmp_path / "set", "tfrecord")
-    monkeypatch.undo()
-    with begun[0] as writer:
-        writer.append(SAMPLE)
-    assert formats.verify(tmp_path / "first").ok
-    assert formats.verify(tmp_path / "set").ok
-
-
 def test_of_many_that_begin_at_once_one_gets_the_name(tmp_path):
     threads = 8
     start = threading.Barrier(threads)
@@ -206,16 +186,3 @@ def test_of_many_that_begin_at_once_one_gets_the_name(tmp_path):
                 writer.append(SAMPLE)
             assert os.listdir(tmp_path) == ["set"]
             shutil.rmtree(tmp_path / "set")
-
-
-def test_where_there_are_no_locks_what_is_there_is_nobodys_to_take(tmp_path, monkeypatch):
-    def no_locks(*_):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    with formats.create(tmp_path / "set", "tfrecord") as writer:
-        (folder,) = tmp_path.glob("*.partial")
-        with pytest.raises(ValueError, match=f"if there is none, remove {folder}"):
-            formats.create(tmp_path / "set", "tfrecord")
-        writer.append(SAMPLE)
-    assert formats.verify(tmp_path / "set").ok

@@ -75,21 +75,6 @@ def test_wrapped_optimizer_is_still_what_it_was():
     assert wrapped.variables() == wrapped.variables
 
 
-def test_num_groups_is_the_old_form_of_groups():
-    with pytest.warns(DeprecationWarning, match="called `groups` now"):
-        wrapped = optimizer.DistributedOptimizer(SGD(0.1), num_groups=3)
-    assert wrapped._reducer.groups == 3
-
-
-def test_groups_take_every_gradient_once():
-    values = [keras.Variable([float(i)]) for i in range(5)]
-    by_count = reduction.GradientReducer("n", groups=2)
-    by_list = reduction.GradientReducer("n", groups=[[values[3], values[0]]])
-    places = list(range(5))
-    assert by_count._split(places, values) == [[0, 1, 2], [3, 4]]
-    assert by_list._split(places, values) == [[3, 0], [1], [2], [4]]
-
-
 def test_layers_tapes_and_callbacks_are_checked():
     with pytest.raises(ValueError, match="`local_layers` must be Keras layers"):
         optimizer.PartialDistributedOptimizer(SGD(0.1), local_layers=["dense"])
@@ -127,12 +112,6 @@ def test_without_init_everything_says_so():
         with pytest.raises(RuntimeError, match=r"Call `hvd\.init\(\)`"):
             call()
     assert callable(runtime.init)
-
-
-def test_names_stay_apart_when_tensorflow_cannot_take_them():
-    assert ops.node_name("loss.1") == "loss.1"
-    names = {ops.node_name(name) for name in ("a b", "a/b", "a_b", "ä", "", "-")}
-    assert len(names) == 6
 
 
 MISSING = """

@@ -67,15 +67,6 @@ def test_import_changes_nothing_in_the_process():
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 
-def test_commands_and_folders_are_opened_by_name():
-    done = subprocess.run(
-        [sys.executable, "-c", "import dlguide; dlguide.commands.run; dlguide.files"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-
-
 def test_import_loads_nothing_heavy():
     assert HEAVY.isdisjoint(load()[1])
 

@@ -106,30 +106,6 @@ def test_parts_have_the_areas_and_aspect_ratios_of_the_closed_form():
     assert abs(np.corrcoef(area, ratio)[0, 1]) < 5 / math.sqrt(COUNT)
 
 
-def test_large_areas_are_tried_again_until_they_fit():
-    # By rejection: drawn with the same ranges until both sides fit, independently of the code.
-    random = np.random.default_rng(1)
-    area, log_ratio = random.uniform(0.08, 1, 40_000), random.uniform(-1, 1, 40_000)
-    ratio = np.exp(log_ratio * math.log(4 / 3))
-    fits = (np.sqrt(area * ratio) <= 1) & (np.sqrt(area / ratio) <= 1)
-    _, _, high, wide = boxes(ip.ResizedCrop(8, 8), 4000, 4000).T.astype(float)
-    found = high * wide / 4000**2
-    assert found.mean() == pytest.approx(area[fits].mean(), abs=0.02)
-    assert found.std() == pytest.approx(area[fits].std(), abs=0.02)
-    assert np.log(wide / high).std() == pytest.approx(np.log(ratio[fits]).std(), abs=0.02)
-
-
-def test_where_nothing_fits_it_is_the_middle():
-    # 10 x 400: the least area, 320 pixels, is at least 15 rows high at a ratio of 4 : 3.
-    operation = ip.ResizedCrop(8, 8)
-    np.testing.assert_array_equal(
-        np.unique(boxes(operation, 10, 400, 20), axis=0), [[0, 193, 10, 13]]
-    )
-    np.testing.assert_array_equal(
-        np.unique(boxes(operation, 400, 9, 20), axis=0), [[194, 0, 12, 9]]
-    )
-
-
 def test_resized_crop_is_the_part_resized():
     operation = ip.ResizedCrop(6, 5)
     image = RANDOM.integers(0, 256, (31, 44, 3), np.uint8)

@@ -1,6 +1,5 @@
 """Training from a pipeline (dlguide.training.feed) is training from arrays, on any ranks."""
 
-import dataclasses
 import io
 import json
 import shutil
@@ -110,7 +109,7 @@ def trainings(stored_in, train, tested, names):
 NAMES = {
     1: ("in order", "31", "damaged", "label", "tall", "test", "no test", "batch"),
     2: ("33", "damaged", "label", "tall", "apart", "test"),
-    3: ("31", "label", "apart", "batch"),
+    3: ("31", "apart"),
 }
 
 
@@ -176,19 +175,6 @@ def test_waiting_is_the_part_of_a_step_before_its_batch(folder, monkeypatch):
     assert min(computing) >= 0.01
 
 
-def test_several_labels_are_refused_before_work(folder, tmp_path):
-    with formats.create(tmp_path / "many", "tfrecord") as writer:
-        for number in range(4):
-            writer.append(formats.Sample(b"x", (number, 1)))
-    pipeline = ip.Pipeline(tmp_path / "many", 2)
-    with pytest.raises(ValueError, match="`data` must have one label per sample"):
-        fit("mlp", pipeline, evaluate=False, batch_per_rank=2, parallel=False)
-    with pytest.raises(ValueError, match="`test` must have one label per sample"):
-        fit(
-            "mlp", ip.Pipeline(folder / "train", 2), test=pipeline, batch_per_rank=2, parallel=False
-        )
-
-
 def test_pipelines_that_give_other_samples_are_told_apart(folder, tmp_path):
     train = ip.Pipeline(folder / "train", 5, channels=1)
     shutil.copytree(folder / "train", tmp_path / "train")
@@ -221,13 +207,3 @@ def test_pipelines_that_give_other_samples_are_told_apart(folder, tmp_path):
     ]
     for number, one in enumerate(different):
         assert one not in different[:number]
-
-
-def test_labels_that_the_net_does_not_know_are_refused_before_training():
-    mnist = datasets.load("mnist").first(20, 10)
-    labels = mnist.train_labels.copy()
-    labels[7] = 10
-    wrong = dataclasses.replace(mnist, train_labels=labels)
-    must = "`data` must have labels from 0 to 9 for this model, got '10 for training sample 7'"
-    with pytest.raises(ValueError, match=must):
-        fit("mlp", wrong, batch_per_rank=5, parallel=False)

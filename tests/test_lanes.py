@@ -62,15 +62,14 @@ def test_c(server): pass
 MODULE = "pytest.importorskip('no_such_package')"
 
 
-@pytest.mark.parametrize("words", [(), ("-n", "2")], ids=["one process", "xdist"])
 @pytest.mark.parametrize(
-    ("source", "status", "printed"),
+    ("source", "status", "printed", "words"),
     [
-        (ALLOWED, 0, [f"::test_a: {LISTED} (allowed: ", "1 passed, 1 skipped, 1 xfailed"]),
-        (UNLISTED, 1, [f"{each} (NOT LISTED" for each in ("no time", "later", "no server")]),
-        (MODULE, 1, ["could not import 'no_such_package'", "(NOT LISTED"]),
+        (ALLOWED, 0, [f"::test_a: {LISTED} (allowed: ", "1 passed, 1 skipped, 1 xfailed"], ()),
+        (UNLISTED, 1, [f"{each} (NOT LISTED" for each in ("no time", "later", "no server")], ()),
+        (MODULE, 1, ["could not import 'no_such", "(NOT LISTED"], ("-n", "2")),
     ],
-    ids=["allowed", "unlisted", "module"],
+    ids=["allowed", "unlisted", "a module, xdist"],
 )
 def test_a_skip_is_printed_and_fails_unless_listed(source, status, printed, words, tmp_path):
     found, output = run(tmp_path, f"{source}\n\ndef test_passes(): pass\n", *words)

@@ -12,7 +12,7 @@ import pytest
 from dlguide.cluster import Cluster
 from dlguide.training import experiments
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.long]
 
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "25_large_batches.ipynb"
 SEEDS = range(10, 15)
@@ -68,11 +68,3 @@ def test_loss_by_naive_scaling_is_clear(better, results):
 def test_warmup_gives_back_more_than_half_of_what_naive_scaling_lost(warmup, results):
     lost = compared(results, "baseline", "naive").mean
     assert compared(results, warmup, "naive").mean > lost / 2
-
-
-def test_large_batch_is_16_times_the_small_one_and_so_is_its_rate():
-    recipes = lesson()
-    small, large = recipes["baseline"], recipes["gradual"]
-    assert large.global_batch == 16 * small.global_batch
-    assert large.rate == pytest.approx(16 * small.rate)
-    assert recipes["naive"].rate == small.rate

@@ -41,11 +41,6 @@ def test_a_file_is_known_by_its_name(tmp_path, file, role, name):
     assert found.path == file.removesuffix(" (deleted)")
 
 
-def test_other_files_are_left_out(tmp_path):
-    others = ("/usr/lib/libc.so.6", "[heap]", "/data/libopenblas_notes.txt", "/e/libmpifort_x")
-    assert mapped(tmp_path, *others) == ()
-
-
 @pytest.mark.parametrize(
     ("interface", "prefix", "role", "name"),
     [

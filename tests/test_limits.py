@@ -55,11 +55,6 @@ def test_allreduce_reads_and_writes_every_byte_once_or_waits_for_two_cache_lines
     assert LIMITS.allreduce(nbytes, ranks).seconds == pytest.approx(seconds)
 
 
-def test_one_rank_exchanges_nothing():
-    alone = LIMITS.allreduce(1 << 20, 1)
-    assert (alone.seconds, alone.why) == (None, "one rank exchanges nothing")
-
-
 def test_reading_passes_the_page_cache_and_the_checksum():
     assert LIMITS.reading(16_000_000_000, checked=False).seconds == pytest.approx(2.0)
     assert LIMITS.reading(16_000_000_000).seconds == pytest.approx(2.0 + 4.0)
@@ -90,13 +85,13 @@ def test_impossible_arguments_are_refused(call, words):
         call()
 
 
-# --- spread --------------------------------------------------------------------------------------
-
-
 def test_the_value_is_the_median_and_the_spread_that_of_the_quartiles():
     one = Limit((9.0, 1.0, 3.0, 2.0, 4.0), "so")
     assert (one.median, one.low, one.high) == (3.0, 2.0, 4.0)
     assert one.spread == pytest.approx(2 / 3)
+
+
+# --- spread --------------------------------------------------------------------------------------
 
 
 def test_a_limit_that_moved_gives_its_spread_and_no_share():
@@ -148,12 +143,6 @@ def test_a_share_well_above_one_shows_that_the_limit_is_wrong():
     assert bound.cell(Timing((0.8,) * 3)) == "above 1"
 
 
-def test_limits_of_a_busy_machine_say_so():
-    assert "Other programs" not in str(LIMITS)
-    text = str(replace(LIMITS, busy=0.4))
-    assert "used 40% of the processors meanwhile, so the limits are too low. Measure again" in text
-
-
 def test_what_was_not_measured_is_unknown_with_its_reason():
     without = replace(LIMITS, memory={}, values={}, missing={
         "memory": "no answer in 90 s", **dict.fromkeys(limits.QUANTITIES, "exit status 1"),
@@ -177,10 +166,6 @@ def stored(**changes):
     return here, limits._path()
 
 
-def test_nothing_stored_is_no_limits(cache):
-    assert limits.load() is None
-
-
 def test_limits_are_found_again_on_the_same_machine_and_version_only(cache, monkeypatch):
     here, _ = stored()
     assert limits.load() == here
@@ -201,16 +186,6 @@ def test_a_damaged_store_warns_with_the_next_step_and_is_not_used(cache, text):
     path.write_text(text)
     with pytest.warns(RuntimeWarning, match="does not hold the limits .* bench limits --again"):
         assert limits.load() is None
-
-
-def test_samples_that_cannot_be_are_damage(cache):
-    here, path = stored()
-    for bad in ([], [0.0], [-1.0], [float("inf")], ["fast"]):
-        plain = asdict(here)
-        plain["values"]["flops_per_s"]["samples"] = bad
-        path.write_text(json.dumps(plain))
-        with pytest.warns(RuntimeWarning, match="does not hold the limits"):
-            assert limits.load() is None
 
 
 # --- measuring -----------------------------------------------------------------------------------
@@ -250,31 +225,6 @@ def test_without_a_compiler_numpy_measures_memory_and_says_so(short, monkeypatch
         assert "no C compiler (cc, gcc or clang) on PATH. Install one" in text
         assert "dlguide bench limits --again" in text
     assert found.allreduce(1 << 20, 2).seconds > 0
-
-
-def test_a_compiler_that_fails_is_quoted(cache, monkeypatch):
-    broken = cache / "bin" / "cc"
-    broken.parent.mkdir()
-    broken.write_text("#!/bin/sh\necho no licence >&2\nexit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{broken.parent}:{os.environ['PATH']}")
-    library, why = limits._kernels()
-    assert library is None
-    assert f"{broken} does not build limits.c (no licence)" in why
-
-
-def test_one_core_has_no_partner_and_says_so(short):
-    all_of_them = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, {min(all_of_them)})
-        found = limits.measure()
-        assert limits.load() == found
-    finally:
-        os.sched_setaffinity(0, all_of_them)
-    assert len(found.cpus) == 1
-    assert set(found.memory) == {1 << 16, 1 << 20}
-    for name in ("line_transfer_s", "side_by_side"):
-        assert "must have 2 cores, and this process may use 1. Allow more" in found.missing[name]
 
 
 def test_the_kernel_is_kept_and_a_damaged_one_is_built_again(cache, monkeypatch):
@@ -334,18 +284,6 @@ def test_a_cache_that_cannot_be_written_is_refused_before_anything_is_measured(
     monkeypatch.setattr(limits, "ask", lambda *all_: pytest.fail("measured"))
     with pytest.raises(ValueError, match="`DLGUIDE_CACHE` must be a folder"):
         limits.measure()
-
-
-def test_turns_count_work_over_time():
-    rates = limits.in_turns({"a": (lambda: None, 1.0), "b": (lambda: None, 1e9)}, 0.0)
-    assert [len(each) for each in rates.values()] == [9, 9]
-    assert min(rates["b"]) > max(rates["a"])
-
-
-def test_a_wrong_product_is_never_a_peak():
-    limits.require_equal(np.ones(3), np.ones(3))
-    with pytest.raises(RuntimeError, match="differs from NumPy's"):
-        limits.require_equal(np.ones(3), np.full(3, 1.5))
 
 
 # --- the command ---------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """The measure: nothing dropped, medians of what was measured, records that come back equal."""
 
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from on_ranks import on_ranks
 from dlguide import measure
 from dlguide.measure import Timing, TrainingResult
 from dlguide.measure.progress import launched
-from dlguide.measure.training_result import WARMUP_STEPS, steady_images_per_s
+from dlguide.measure.training_result import steady_images_per_s
 
 
 def some_run(**changes):
@@ -65,12 +64,6 @@ def test_timing_keeps_every_repeat_and_warmup_apart():
 
 
 @pytest.mark.alone
-def test_timing_measures_the_time_a_function_takes():
-    timing = measure.timing(lambda: time.sleep(0.02), repeats=3)
-    assert 0.02 <= timing.low <= timing.median <= timing.high < 0.2
-
-
-@pytest.mark.alone
 def test_slow_first_call_goes_to_the_warmup():
     pauses = iter([0.1, 0.0, 0.0, 0.0])
     timing = measure.timing(lambda: time.sleep(next(pauses)), repeats=3, warmup=1)
@@ -87,22 +80,10 @@ def test_median_and_quartiles_are_numpys():
     assert timing.spread == pytest.approx((timing.high - timing.low) / timing.median)
 
 
-def test_timing_refuses_counts_that_are_none():
-    with pytest.raises(ValueError, match=r"`repeats` must be a whole number of at least 1, got 0"):
-        measure.timing(print, repeats=0)
-    with pytest.raises(ValueError, match=r"`warmup` must be .* at least 0, got -1"):
-        measure.timing(print, warmup=-1)
-
-
 def test_ratio_is_of_medians_and_its_range_covers_the_quartiles():
     ratio = measure.ratio(Timing((2.0, 4.0, 6.0)), Timing((1.0, 2.0, 3.0)))
     assert (ratio.median, ratio.low, ratio.high) == pytest.approx((2.0, 3 / 2.5, 5 / 1.5))
     assert str(ratio) == "2.00 (1.20 to 3.33)"
-
-
-def test_ratio_refuses_a_time_of_nothing():
-    with pytest.raises(ValueError, match=r"`b` must have taken some time"):
-        measure.ratio(Timing((1.0,)), Timing((0.0,)))
 
 
 def timing_with_one_slow_rank():
@@ -127,11 +108,6 @@ def test_slowest_rank_counts_on_all_ranks(ranks, tmp_path):
     assert min(timings[0]["seconds"]) >= 0.03
 
 
-def test_run_comes_back_equal_from_json():
-    run = some_run()
-    assert TrainingResult.from_dict(json.loads(json.dumps(run.as_dict()))) == run
-
-
 def test_run_refuses_unknown_and_missing_fields():
     record = some_run().as_dict()
     with pytest.raises(ValueError, match=r"`record` must be one of .* Did you mean rank\?"):
@@ -147,11 +123,6 @@ def test_steady_state_leaves_out_the_first_steps_and_the_short_ones():
     step_s = [9.0, 5.0, 0.2, 0.2, 0.2, 0.05, 0.2, 0.2, 0.05]
     images = [100, 100, 100, 100, 100, 30, 100, 100, 30]
     assert steady_images_per_s(step_s, images, warmup=2) == pytest.approx(500)
-
-
-def test_a_long_run_drops_its_first_steps_and_no_more():
-    step_s = [100.0] * WARMUP_STEPS + [0.1] * 4 + [0.2] * 5
-    assert steady_images_per_s(step_s, [10] * len(step_s)) == pytest.approx(10 / 0.2)
 
 
 @pytest.mark.parametrize(
@@ -206,13 +177,6 @@ assert "mpi4py" not in sys.modules and "tensorflow" not in sys.modules
     )
 
 
-def test_progress_does_nothing_where_nobody_watches(monkeypatch, tmp_path):
-    monkeypatch.delenv("DLGUIDE_RUN_FOLDER", raising=False)
-    monkeypatch.chdir(tmp_path)
-    measure.report_progress(step=1, steps=1)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.alone
 def test_utilisation_sees_a_busy_core_and_keeps_the_marks():
     with measure.utilisation(interval_s=0.1) as recorder:
@@ -229,12 +193,3 @@ def test_utilisation_sees_a_busy_core_and_keeps_the_marks():
     # This thread alone fills one core, wherever it was put.
     assert np.median([sum(row) for row in record.busy]) > 60
     assert [name for _at, name in record.marks] == ["work", "idle"]
-
-
-def test_utilisation_ends_its_thread_when_the_block_raises():
-    import threading
-
-    before = threading.active_count()
-    with pytest.raises(KeyError), measure.utilisation():
-        raise KeyError
-    assert threading.active_count() == before

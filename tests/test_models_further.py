@@ -9,12 +9,9 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from on_ranks import on_ranks
 
 from dlguide import models
 from dlguide.models import registry
-
-pytestmark = pytest.mark.ranks
 
 # sizes with which a net is built and trained in a moment
 SMALL = {
@@ -51,19 +48,6 @@ def samples(name, batch=5, **sizes):
     if name in ("causal_transformer", "gpt"):
         return rng.integers(0, sizes.get("vocabulary", 128), (batch, *shape)).astype("int32")
     return rng.random((batch, *shape), "float32")
-
-
-def test_nets_are_listed_by_task():
-    classifiers = ("resnet8", "resnet20", "resnet32", "resnet44", "resnet56", "resnet110")
-    assert models.names("classifier") == (*classifiers, "cnn_3d", "c3d")
-    assert models.names("digits") == ("mlp", "mnist_cnn", "mnist_cnn_bn")
-    assert len(models.names("imagenet")) == 12
-    assert models.names("generator") == ("dcgan_generator", "dcgan64_generator")
-    tasks = {models.spec(name).task for name in models.names()}
-    by_task = [name for task in tasks for name in models.names(task)]
-    assert sorted(by_task) == sorted(models.names())
-    with pytest.raises(ValueError, match=r"`task` must be one of .*Did you mean classifier"):
-        models.names("classifer")
 
 
 def dense(*widths):
@@ -182,15 +166,6 @@ def test_parameters_of_gpt_2_are_the_published_124_millions():
     assert ours - 50257 * 768 - 768 == 124_439_808
 
 
-def test_parameters_of_the_papers_dcgan_follow_from_its_figure_1():
-    maps = (1024, 512, 256, 128)
-    kernels = 5 * 5 * (1024 * 512 + 512 * 256 + 256 * 128 + 128 * 3)
-    generator = 100 * 4 * 4 * 1024 + kernels + 2 * sum(maps) + 3
-    assert models.parameters("dcgan64_generator") == generator
-    discriminator = kernels + 128 + 2 * (1024 + 512 + 256) + 4 * 4 * 1024 + 1
-    assert models.parameters("dcgan64_discriminator") == discriminator
-
-
 def test_nets_have_the_counted_parameters_start_from_the_seed_and_can_be_stored(keras, tmp_path):
     policy = keras.config.dtype_policy().name
     for name, sizes in SMALL.items():
@@ -256,21 +231,6 @@ def test_steps_on_one_batch_lower_the_loss_of_every_net(keras):
         losses = losses_of(keras, name, sizes)
         assert np.isfinite(losses).all(), name
         assert losses[-1] < losses[0], name
-
-
-def digests_of_further_nets(names):
-    from zlib import crc32
-
-    from dlguide import models
-
-    built = [models.build(name, 7) for name in names]
-    return [crc32(b"".join(w.tobytes() for w in net.get_weights())) for net in built]
-
-
-def test_every_rank_builds_the_same_weights(tmp_path):
-    names = ["resnet20", "dcgan_generator", "lstm", "transformer", "causal_transformer"]
-    mine = digests_of_further_nets(names)
-    assert on_ranks(2, digests_of_further_nets, tmp_path, names=names) == [mine, mine]
 
 
 def test_shortcuts_of_cifar_nets_take_every_second_pixel_and_add_zeros(keras):
@@ -376,15 +336,6 @@ def test_sizes_that_a_net_does_not_have_are_refused(name, arguments, text):
         models.build(name, **arguments)
 
 
-def test_shapes_and_parameters_are_told_without_building():
-    assert models.sample_shape("mnist_cnn") == (28, 28, 1)
-    assert models.sample_shape("resnet50", image=64) == (64, 64, 3)
-    assert models.sample_shape("c3d") == (16, 112, 112, 3)
-    assert models.sample_shape("dcgan64_discriminator") == (64, 64, 3)
-    with pytest.raises(ValueError, match="`units` must be left out for mlp, got 3"):
-        models.sample_shape("mlp", units=3)
-
-
 def test_the_seed_of_a_layer_does_not_depend_on_how_many_follow():
     def first(count, name="gru", seed=1):
         numbers = registry.layer_seeds(name, seed)
@@ -404,10 +355,3 @@ def test_no_framework_is_loaded_until_a_net_is_built():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout.strip() == "[]"
-
-
-def test_every_net_is_made_of_keras_own_layers(keras):
-    """So that any backend can run it, and a stored net loads without this package."""
-    for name, sizes in SMALL.items():
-        modules = {type(layer).__module__ for layer in models.build(name, **sizes).layers}
-        assert all(module.startswith("keras.src.layers.") for module in modules), name

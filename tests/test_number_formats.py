@@ -34,19 +34,6 @@ def test_figures_are_those_of_numpy_and_ml_dtypes(name):
     assert (ours.bits, 8 * ours.nbytes) == (info.bits, info.bits)
 
 
-def test_tf32_has_the_range_of_fp32_and_the_digits_of_fp16():
-    tf32, fp32, fp16 = (number_formats.named(name) for name in ("tf32", "fp32", "fp16"))
-    assert (tf32.bits, tf32.nbytes) == (19, 4)
-    assert tf32.smallest_normal == fp32.smallest_normal
-    assert tf32.spacing == fp16.spacing
-    assert tf32.largest == pytest.approx(fp32.largest, rel=1e-3)
-
-
-def test_int8_is_numpy_s():
-    assert number_formats.named("int8").largest == np.iinfo("int8").max
-    assert number_formats.round_to([-500, 500], "int8").tolist() == [-128, 127]
-
-
 def test_published_table_holds_and_its_smallest_numbers_are_subnormal():
     for row in published.load("number_formats"):
         ours = number_formats.named(row["name"])
@@ -101,25 +88,6 @@ def test_spacing_is_the_distance_to_the_next_number():
     assert math.isnan(number_formats.spacing_at(1e6, "fp16"))
 
 
-def test_subnormals_are_kept_by_numpy():
-    tiny = np.array([2.0**-126], "float32") / np.float32(2)
-    assert number_formats.keeps_subnormals() == (tiny[0] > 0)
-
-
-def test_unknown_formats_are_named():
-    with pytest.raises(ValueError, match=r"`format` must be one of bf16, fp16.* Did you mean fp"):
-        number_formats.named("fp61")
-    with pytest.raises(ValueError, match=r"`value` must be finite in int8, got inf"):
-        number_formats.bits(float("inf"), "int8")
-
-
-def test_a_sum_in_fp16_stops_growing_at_2048():
-    sums = number_formats.running_sum(np.ones(5000), "fp16")
-    assert sums[2047] == 2048
-    assert set(sums[2047:]) == {2048}
-    assert number_formats.running_sum(np.ones(5000), "fp32")[-1] == 5000
-
-
 @pytest.mark.parametrize("name", ["fp16", "fp32"])
 @given(terms=st.lists(st.floats(-100, 100, width=16), max_size=30))
 def test_running_sums_in_floats_are_numpy_s(name, terms):
@@ -136,15 +104,6 @@ def test_running_sums_in_integers_wrap_around(terms):
     wrapped = [(sum(terms[: k + 1]) + 2**15) % 2**16 - 2**15 for k in range(len(terms))]
     assert number_formats.running_sum(terms, "int16").tolist() == wrapped
     assert number_formats.running_sum(terms, "int32").tolist() == np.cumsum(terms).tolist()
-
-
-def test_what_cannot_be_summed_is_refused():
-    with pytest.raises(ValueError, match=r"`accumulator` must be one of bf16, .* got 'int4'"):
-        number_formats.running_sum([1], "int4")
-    with pytest.raises(ValueError, match=r"`terms` must be integers for int16, got 'float64'"):
-        number_formats.running_sum([0.5], "int16")
-    with pytest.raises(ValueError, match=r"`terms` must have one dimension"):
-        number_formats.running_sum([[1]], "int16")
 
 
 BYTES = st.lists(st.tuples(st.integers(0, 255), st.integers(-128, 127)), min_size=2, max_size=40)
@@ -166,15 +125,6 @@ def test_pairs_saturate_and_never_wrap(pairs):
     ):
         exact += max(-(2**15), min(2**15 - 1, int(a) * int(v) + int(b) * int(w)))
     assert number_formats.dot_in_pairs(activations, weights) == exact
-
-
-def test_bytes_outside_their_range_are_refused():
-    with pytest.raises(ValueError, match=r"`activations` must lie in 0 to 255"):
-        number_formats.dot_in_pairs([256, 0], [1, 1])
-    with pytest.raises(ValueError, match=r"`weights` must lie in -128 to 127"):
-        number_formats.dot_in_pairs([255, 0], [128, 1])
-    with pytest.raises(ValueError, match=r"`activations` must be an even number of bytes, got 1"):
-        number_formats.dot_in_pairs([255], [1])
 
 
 @pytest.mark.parametrize(("bits", "weight_bits"), [(16, 8), (16, 7), (32, 8), (24, 8)])
@@ -217,10 +167,3 @@ def test_best_scale_is_the_largest_that_does_not_overflow():
     assert np.log2(scale) % 1 == 0
     assert number_formats.rounding_loss(VALUES, "fp16", scale).too_large == 0
     assert number_formats.rounding_loss(VALUES, "fp16", 2 * scale).too_large > 0
-
-
-def test_rounding_loss_refuses_integers_and_zeros():
-    with pytest.raises(ValueError, match=r"`format` must be a floating-point format, got 'int8'"):
-        number_formats.rounding_loss([1.0], "int8")
-    with pytest.raises(ValueError, match=r"`values` must hold a number other than 0"):
-        number_formats.rounding_loss([0.0], "fp16")

@@ -79,23 +79,6 @@ def test_formats_of_several_versions_are_read(line, kind, seconds):
     ]
 
 
-def test_fused_operations_and_blocked_layouts_of_version_2_are_read():
-    (conv,) = onednn.parse_log(VERSION_2).primitives
-    assert conv.post_ops == ("eltwise_relu", "sum")
-    assert conv.layouts == "src:nChw8c wei:OIhw8i8o dst:nChw8c"
-
-
-def test_reorder_keeps_its_tags():
-    (reorder,) = onednn.parse_log(REORDER).primitives
-    assert reorder.layouts == "src:cdba dst:Acdb32a"
-
-
-def test_roles_of_a_backward_pass_are_read():
-    (conv,) = onednn.parse_log(BACKWARD).primitives
-    assert [each.role for each in conv.tensors] == ["src", "diff_wei", "diff_bia", "diff_dst"]
-    assert conv.layouts == "src:NHWC diff_wei:OIhw16i16o diff_dst:NHWC"
-
-
 DAMAGED = {
     "cut before the time": CONV.rpartition(",")[0],
     "cut in the tensors": CONV[:150],
@@ -123,16 +106,6 @@ def test_other_lines_and_creation_are_passed_over():
     assert len(log.primitives) == 1
     assert log.damaged == ()
     assert log.others == ("Epoch 1/2", "loss 0.3, accuracy 0.9")
-
-
-def test_parts_of_a_program_are_kept_apart():
-    log = onednn.parse_log("\n".join([REORDER, "== fused", CONV, CONV, "== not fused ", GEMM]))
-    assert log.parts == ("", "fused", "not fused")
-    assert log.part("fused").count("convolution") == 2
-    assert log.part("fused").seconds == pytest.approx(5e-3)
-    assert log.part("not fused").count("convolution") == 0
-    with pytest.raises(ValueError, match="`name` must be one of , fused, not fused, got 'fusd'"):
-        log.part("fusd")
 
 
 def test_table_adds_up_what_is_alike_and_its_shares_are_one():

@@ -113,12 +113,6 @@ def test_normalisation_is_folded_only_where_nobody_else_reads_the_convolution():
     assert_equal(normalised(read_twice))
 
 
-def test_file_is_the_graph(tmp_path):
-    model = models.build("mlp")
-    path = onnx_export.export(model, tmp_path / "mlp.onnx")
-    assert path.read_bytes() == onnx_export.graph(model).SerializeToString()
-
-
 def test_what_is_not_known_is_named():
     with pytest.raises(ValueError, match=r"`model` must have layers among .* \('odd'\)"):
         onnx_export.graph(functional(LAYERS.UpSampling2D(name="odd")(SIDE)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
@@ -12,13 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlguide.cluster.output import (
-    LONG,
     LineBuffer,
     RankOutput,
-    RankPipes,
-    pipe_path,
-    progress_text,
-    redirect,
 )
 
 pytestmark = pytest.mark.timeout(240)
@@ -68,13 +62,6 @@ def test_a_carriage_return_ends_a_line_and_counts_once_before_a_line_feed():
     assert lines.add(b"\nnext\n") == b"> 20 %\n> next\n"
 
 
-def test_an_endless_line_is_shown_in_pieces():
-    lines = LineBuffer(b"> ")
-    shown = b"".join(lines.add(b"x" * 1000) for _ in range(200))
-    assert shown.count(b"x") >= 200_000 - LONG - 1000
-    assert len(lines.kept) <= LONG
-
-
 def test_two_loud_ranks_never_tear_a_line_and_the_script_keeps_its_own_options(tmp_path):
     script = tmp_path / "loud.py"
     script.write_text(LOUD)
@@ -121,22 +108,6 @@ def test_when_nobody_reads_any_more_the_ranks_are_told(tmp_path):
         assert b"BrokenPipeError" in run.stderr.read()
 
 
-def test_a_silent_stream_goes_nowhere_and_a_plain_one_has_no_prefix(tmp_path, capfdbinary):
-    streams = RankPipes(tmp_path, 2, plain=[(0, 1)])
-    for rank, silent in ((0, ()), (1, (1,))):
-        if not (child := os.fork()):
-            redirect(tmp_path, rank, silent)
-            os.write(1, b"out\n")
-            os.write(2, b"error\n")
-            os._exit(0)
-        os.waitpid(child, 0)
-    streams.close()
-    shown = capfdbinary.readouterr()
-    assert shown.out == b"out\n"
-    assert sorted(shown.err.split(b"\n")) == [b"", b"[0] error", b"[1] error"]
-    assert pipe_path(tmp_path, 1, 2).exists()
-
-
 class Call:
     """What RankOutput needs of an AsyncResult."""
 
@@ -176,15 +147,6 @@ def test_progress_is_drawn_over_itself_in_a_terminal(tmp_path, capsys, monkeypat
     out = capsys.readouterr().out
     assert out.startswith("\repoch 1 of 1 [#####...............] step 1 of 4, 10 images/s loss 2.0")
     assert out.endswith("\n")
-
-
-def test_progress_of_an_earlier_run_is_not_shown(tmp_path, capsys):
-    (tmp_path / "progress-rank0.json").write_text('{"epoch": 9, "epochs": 9}')
-    display = RankOutput(tmp_path, {})
-    display.started += 10
-    display.close()
-    assert capsys.readouterr().out == ""
-    assert progress_text({}) == ""
 
 
 def test_in_a_file_the_last_step_is_the_last_line_of_progress(tmp_path, capsys):

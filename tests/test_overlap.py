@@ -53,13 +53,6 @@ def test_priority_lets_the_first_layer_pass_the_slices_of_the_last():
     assert (whole.step_s, cut.step_s) == (11, 10)
 
 
-def test_slices_cost_their_latency():
-    wire = {**WIRE, "latency_s": 0.25}
-    whole = predict([1], [1], [4000], "overlapped", **wire)
-    cut = predict([1], [1], [4000], "overlapped", **wire, slice_bytes=1000)
-    assert cut.exchange_s - whole.exchange_s == pytest.approx(3 * 2 * 0.25)
-
-
 times = st.floats(0, 5)
 nets = st.lists(st.tuples(times, times, st.integers(0, 9000)), min_size=1, max_size=6)
 
@@ -107,16 +100,6 @@ def test_overlapped_equals_the_recursion(layers):
         end = max(end, ready) + size / 1000
     found = predict(forward_s, backward_s, nbytes, "overlapped", **WIRE)
     assert found.step_s == pytest.approx(end + sum(forward_s))
-
-
-def test_one_rank_exchanges_nothing():
-    found = predict([1, 1], [2, 2], [1000, 3000], "end", 1, 0.5, 1000.0)
-    assert (found.step_s, found.exchange_s, found.overlap) == (6, 0, 0)
-
-
-def test_the_ring_sends_two_p_minus_one_messages():
-    step = overlap.predict([0.0], [0.0], [4000], "end", 4, 0.5, 1000)
-    assert step.exchange_s == 6 * (0.5 + 1.0)
 
 
 def layer(name, trainable, multiply_adds):

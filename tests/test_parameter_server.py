@@ -146,15 +146,6 @@ def test_synchronous_rule_waits_for_all():
     assert came(waiting, 1, 0) == (1, [0, 1, 2])
 
 
-def test_the_last_gradient_of_a_step_can_be_left_out():
-    waiting = PendingGradients([0, 1, 2], setting("synchronous", leave_out=1, workers=3))
-    assert came(waiting, 2, 0) == (0, [])
-    assert came(waiting, 0, 0) == (1, [0, 2])
-    # the late one is not used, its sender gets the new weights and goes on
-    assert came(waiting, 1, 0) == (0, [1])
-    assert waiting.left_out == 1
-
-
 def test_asynchronous_rule_never_waits():
     waiting = PendingGradients([0, 1], setting("asynchronous"))
     for step in range(5):
@@ -317,11 +308,6 @@ def test_shares_add_up_and_differ_from_the_exact_ones_by_less_than_one(samples, 
     exact = samples * np.array(speeds) / sum(speeds)
     assert sum(parts) == samples
     assert np.all(np.abs(parts - exact) < 1)
-
-
-def test_what_rounding_leaves_goes_to_the_largest_remainders():
-    assert proportional_shards(10, [5.6, 3.3, 1.1]) == [6, 3, 1]
-    assert proportional_shards(10, [4.2, 4.9, 0.9]) == [4, 5, 1]
 
 
 def test_with_shares_a_slow_worker_costs_what_its_speed_lacks():

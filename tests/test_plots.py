@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -53,11 +52,6 @@ def test_scaling_draws_measured_ideal_and_efficiency():
     assert right.get_ylabel() == "parallel efficiency (%)"
 
 
-def test_scaling_is_relative_to_the_fewest_ranks_there_are():
-    _left, right = plots.scaling(ROWS[::2]).axes
-    assert texts(right) == ["100 %", f"{100 * 300 / 360:.0f} %"]
-
-
 def test_scaling_counts_the_slowest_of_a_run_s_ranks():
     runs = [some_run(rank=0, images_per_s=200.0), some_run(rank=1, images_per_s=190.0)]
     _ideal, measured = plots.scaling(runs).axes[0].lines
@@ -73,19 +67,6 @@ def test_training_draws_every_epoch_and_every_second():
     assert widths == [run.setup_s, run.train_s, run.evaluate_s]
 
 
-def test_training_that_went_on_begins_at_its_epoch():
-    run = some_run(first_epoch=3, epochs=5)
-    loss, accuracy, _seconds = plots.training([run]).axes
-    assert loss.lines[0].get_xdata().tolist() == [4, 5]
-    assert accuracy.lines[0].get_xdata().tolist() == [4, 5]
-
-
-def test_training_that_was_finished_shows_the_accuracy_of_its_last_epoch():
-    run = some_run(first_epoch=2, loss=(), test_accuracy=(0.9,), step_s=(), wait_s=())
-    _loss, accuracy, _seconds = plots.training(run).axes
-    assert accuracy.lines[0].get_xydata().tolist() == [[2, 90.0]]
-
-
 def test_utilisation_draws_each_core_under_the_ranks_on_one_clock():
     run = some_run(started_unix_s=100.1, phases=(("setup", 0.0, 0.1), ("train", 0.1, 0.4)))
     ranks, first, second = plots.utilisation(RECORD, run).axes
@@ -97,17 +78,6 @@ def test_utilisation_draws_each_core_under_the_ranks_on_one_clock():
     assert (first.get_ylabel(), second.get_ylabel()) == ("core 0\nbusy (%)", "core 3\nbusy (%)")
     assert texts(first) == ["go"]
     assert len({axes.get_xlim() for axes in (ranks, first, second)}) == 1
-
-
-def test_names_of_marks_that_lie_close_stand_side_by_side():
-    drawn = plots.utilisation(replace(RECORD, marks=((0.30, "idle"), (0.32, "warm"))))
-    drawn.canvas.draw()
-    idle, warm = (text.get_window_extent() for text in drawn.axes[0].texts)
-    assert idle.x1 <= warm.x0
-
-
-def test_utilisation_without_runs_has_only_cores():
-    assert len(plots.utilisation(RECORD).axes) == 2
 
 
 def shown(figure):
@@ -126,14 +96,6 @@ def test_a_notebook_shows_the_picture_and_reads_its_labels_aloud():
     assert "bars 100, 90, 75" in html
     encoded = html.split("base64,")[1].split('"')[0]
     assert base64.b64decode(encoded).startswith(b"\x89PNG")
-
-
-def test_own_words_for_a_picture_are_escaped():
-    figure, panels = plots.figure(rows=2, columns=2, alt='a <curve> that "falls"')
-    assert len(panels) == 4
-    assert 'alt="a &lt;curve&gt; that &quot;falls&quot;"' in shown(figure)[1]
-    figure.alt = "set later"
-    assert 'alt="set later"' in shown(figure)[1]
 
 
 def test_drawing_touches_nothing_global():
@@ -192,43 +154,6 @@ def test_bars_lie_in_their_lanes_where_the_events_were():
     assert [label.get_text() for label in axes.get_yticklabels()] == ["steps", "a", "b", "c"]
     assert axes.get_xlim() == pytest.approx((0, 40))
     assert axes.get_xlabel() == "milliseconds"
-
-
-def test_a_frame_holds_each_message():
-    (axes,) = plots.timeline(recorded()).axes
-    frames = [patch.get_bbox().get_points() for patch in axes.patches]
-    assert np.allclose(frames[0], [(10, 0.55), (20, 2.45)])
-    assert np.allclose(frames[1], [(20, 2.55), (22, 3.45)])
-    assert axes.get_title("left") == "3 tensors, 2 messages"
-
-
-def test_a_span_cuts_and_moves_the_zero():
-    (axes,) = plots.timeline(recorded(), span=(0.029, 0.033), title="the end").axes
-    assert axes.get_xlim() == pytest.approx((0, 4))
-    assert np.allclose(max(bars_of(axes, COLOURS[EXCHANGE])), (3, 1, 2))
-    assert axes.get_title("left") == "the end"
-
-
-def test_the_legend_names_what_is_drawn_and_nothing_else():
-    (axes,) = plots.timeline(recorded()).axes
-    said = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert said == ["negotiation", "copy in", "allreduce", "one message"]
-    assert len(set(COLOURS.values())) == len(COLOURS)
-
-
-def test_words_tell_the_numbers():
-    figure = plots.timeline(recorded(), steps=[(0.0, 0.04)])
-    alt = words(figure)
-    assert "over 40.00 ms. Messages: 2; tensors in the largest: 2." in alt
-    # each phase is the union over tensors: 8 ms for two tensors at once, and 2 ms
-    assert "compute 18.00 ms; negotiation 10.00 ms; copy in 2.00 ms; exchange 10.00 ms" in alt
-
-
-def test_many_tensors_keep_their_lanes_but_not_all_names():
-    events = tuple(event(f"t{i:03}", EXCHANGE, i * 0.001, i * 0.001 + 0.001) for i in range(100))
-    (axes,) = plots.timeline(Timeline("many.json", None, events, (), (), True)).axes
-    assert len(bars_of(axes, COLOURS[EXCHANGE])) == 100
-    assert 10 < len(axes.get_yticklabels()) <= 24
 
 
 def test_speeds_have_a_panel_for_each_mode():

@@ -56,15 +56,6 @@ def test_time_nodes_and_energy_follow_from_the_throughput(tmp_path):
     assert energy == pytest.approx(1.5 * node_hours, rel=0.01)
 
 
-def test_changes_are_those_of_the_fit(tmp_path):
-    points = "1:100,2:180,4:340,8:640"
-    plain = run("--points", points, "--workers", "64", "--output", tmp_path).output
-    half = run("--points", points, "--workers", "64", "--bytes-factor", 0.5, "--output", tmp_path)
-    (said,) = predict.fit({1: 100, 2: 180, 4: 340, 8: 640}).changed(1, 0.5).predict([64])
-    assert f"{said.images_per_s:.0f}" in half.output
-    assert f"{said.images_per_s:.0f}" not in plain
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from lanes import long
 
 from dlguide import commands
 from dlguide.training import checkpoint
@@ -31,7 +32,8 @@ def test_program_trains_once_and_announces_a_finished_training(program, ranks, t
     assert (first["ranks"], first["steps"]) == (ranks, STEPS // ranks)
     assert first["accuracy"] > 0.4  # guessing gives 0.1
     assert first["images_per_s"] > 0
-    again, output = start(program, ranks, tmp_path)
+    # one rank finds it finished too, whatever number of ranks has trained
+    again, output = start(program, 1, tmp_path)
     assert output.count("FINISHED: nothing is trained") == 1
     assert f"{50 * STEPS} of {50 * STEPS} images are done" in output
     assert (again["steps"], again["images_per_s"]) == (0, None)
@@ -50,7 +52,9 @@ runpy.run_path({program!r}, run_name="__main__")
 """
 
 
-@pytest.mark.parametrize(("program", "ranks"), [("cnn_mnist.py", 1), ("cnn_mnist_hvd.py", 2)])
+@pytest.mark.parametrize(
+    ("program", "ranks"), [("cnn_mnist_hvd.py", 2), *long(("cnn_mnist.py", 1))]
+)
 def test_steps_beyond_the_end_of_the_images_are_taken_not_only_told(program, ranks, tmp_path):
     script = tmp_path / "few.py"
     script.write_text(FEW.format(program=str(FOLDER / program)))
@@ -60,15 +64,6 @@ def test_steps_beyond_the_end_of_the_images_are_taken_not_only_told(program, ran
     arrays = checkpoint.read(kept)[1]
     assert checkpoint.read(kept)[0].step == 16 * ranks * 50
     assert any(array.shape == () and int(array) == 16 for array in arrays)  # its own count
-
-
-def test_training_of_two_ranks_is_no_half_done_one_for_one_rank(tmp_path):
-    script = tmp_path / "few.py"
-    script.write_text(FEW.format(program=str(FOLDER / "cnn_mnist_hvd.py")))
-    assert start(script, 2, tmp_path, steps=20)[0]["steps"] == 10
-    again, output = start(script, 1, tmp_path, steps=20)
-    assert again["steps"] == 0
-    assert output.count("FINISHED: nothing is trained") == 1
 
 
 def test_horovod_program_differs_by_few_lines():

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 from dlguide import models
 from dlguide.data import datasets
-from dlguide.machine import int8, onednn, topology
+from dlguide.machine import int8
 
 
 @pytest.fixture(scope="module")
@@ -98,13 +98,6 @@ def test_without_vnni_seven_bits_leave_the_eighth_unused(trained, data, tmp_path
     assert max(np.abs(each.astype(int)).max() for each in weights) <= 64
 
 
-def test_vnni_is_told_by_the_flags():
-    assert topology.has_vnni(("avx2", "avx512_vnni"))
-    assert topology.has_vnni(("avx2", "avx_vnni"))
-    assert topology.has_vnni(("asimd", "asimddp"))
-    assert not topology.has_vnni(("avx2", "avx512f", "avx512bw"))
-
-
 def test_comparison_is_of_equal_images(quantised, data):
     images = data.test_images[:50]
     found = int8.compare(quantised, images, turns=5)
@@ -125,43 +118,3 @@ def test_wrong_arguments_are_refused(trained, data, tmp_path):
         int8.quantise(trained, images * np.nan, tmp_path)
     with pytest.raises(ValueError, match=r"`images` must hold at least one image, got 0"):
         int8.infer(tmp_path / "none", images[:0])
-
-
-LINE = (
-    "onednn_verbose,v1,primitive,exec,cpu,{},undef,src:{}:a:blocked:ab::f0 wei:{}:a:blocked:ab::f0"
-)
-LOG = "\n".join(
-    [
-        "onednn_verbose,v1,info,oneDNN v3.7.3 (commit N/A)",
-        LINE.format("reorder,jit:uni", "u8", "s8") + ",,,1024x1024,0.5",
-        "== turn 0",
-        LINE.format("inner_product,brgemm:avx512_core_vnni", "u8", "s8") + ",,,mb1024,8.0",
-        LINE.format("inner_product,brgemm:avx512_core_vnni", "u8", "s8") + ",,,mb1024,9.0",
-        "== turn 1",
-        LINE.format("inner_product,brgemm:avx512_core_vnni", "u8", "s8") + ",,,mb1024,1.0",
-        LINE.format("matmul,brg_matmul:avx512_core", "f32", "f32") + ",,,1024x1024:1024x1024,4.0",
-    ]
-)
-
-
-def test_rates_are_operations_over_the_times_of_the_log():
-    wide, narrow = onednn.read_rates(onednn.parse_log(LOG), "DEFAULT", 1024)
-    assert (wide.format, wide.kernel) == ("fp32", "brg_matmul:avx512_core")
-    assert wide.flops_per_s == pytest.approx(2 * 1024**3 / 4e-3)
-    assert (narrow.format, narrow.kernel) == ("int8", "brgemm:avx512_core_vnni")
-    assert narrow.turns == pytest.approx((2 * 1024**3 / 8e-3, 2 * 1024**3 / 1e-3))
-    assert narrow.flops_per_s == max(narrow.turns)
-
-
-def test_onednn_names_its_kernels_and_onnxruntime_multiplies():
-    rates = onednn.measure_rates(("AVX2", "DEFAULT"), size=256, repeats=2, turns=3)
-    assert {each.level for each in rates} == {"AVX2", "DEFAULT"}
-    assert {len(each.turns) for each in rates} == {3}
-    found = int8.measure_rates(size=128, seconds=0.01)
-    assert set(found) == {"fp32", "int8"}
-    assert min(found.values()) > 0
-
-
-def test_unknown_levels_are_refused():
-    with pytest.raises(ValueError, match=r"`levels` must be one of AVX2, AVX512_CORE"):
-        onednn.measure_rates(("AVX3",))

@@ -14,7 +14,7 @@ from scipy.stats import binomtest
 
 from dlguide import plots, published
 from dlguide.scaling import costs, predict
-from dlguide.scaling.predict import LIMITED, TERMS, HeldOutPrediction, draw_prior, shapes
+from dlguide.scaling.predict import TERMS, HeldOutPrediction
 
 
 def series(table="throughput"):
@@ -62,14 +62,6 @@ def test_nine_of_ten_published_throughputs_lie_in_their_intervals():
         assert binomtest(sum(inside), len(inside), 0.9).pvalue >= 0.05
 
 
-def test_interval_reaches_down_towards_a_limit_that_small_counts_cannot_show():
-    # MXNet's servers: 85 % efficient at 32 workers, 61 % at 64
-    (mxnet,) = [points for points in series().values() if 64 in points]
-    knee = predict.held_out(mxnet)[-1]
-    assert knee.error > 0.3
-    assert knee.low < 0.75 * knee.predicted
-
-
 @pytest.mark.parametrize(
     ("term", "size"), [("bandwidth", 0.08), ("servers", 0.02), ("rounds", 0.05)]
 )
@@ -82,12 +74,6 @@ def test_law_that_made_the_points_is_found(term, size):
     assert said.low <= law(128) <= said.high
     assert fitted.noise < 0.015
     assert not any("scatter" in each for each in fitted.assumptions)
-
-
-def test_measured_points_come_back():
-    points = {1: 100.0, 2: 190.0, 4: 370.0, 8: 720.0}
-    for said in predict.fit(points).predict(points):
-        assert said.images_per_s == pytest.approx(points[said.workers], rel=0.02)
 
 
 def test_capacity_that_was_seen_is_kept():
@@ -152,33 +138,6 @@ def test_changes_act_on_the_terms_that_they_are_about():
     assert double.efficiency > plain.efficiency
 
 
-def test_same_points_give_the_same_fit_in_any_order_and_form():
-    pairs = [(1, 100.0), (2, 190.0), (4, 360.0)]
-    one = predict.fit(dict(pairs)).predict([64])
-    assert predict.fit(pairs[::-1]).predict([64]) == one
-    assert predict.fit(dict(pairs), seed=1).predict([64]) != one
-
-
-def test_what_is_believed_beforehand_is_what_is_said():
-    sets = draw_prior(40_000, np.random.default_rng(0))
-    terms, capacity = sets[:, :-2], sets[:, -2]
-    assert np.mean(terms > 0) == pytest.approx(0.5, abs=0.01)
-    assert np.mean(np.isfinite(capacity)) == pytest.approx(LIMITED, abs=0.01)
-    for term, drawn in zip(TERMS, terms.T, strict=True):
-        assert drawn[drawn > 0].mean() == pytest.approx(term.usual, rel=0.05)
-    assert (shapes([1]) == 0).all()
-    assert (np.diff(shapes([1, 2, 4, 8, 1000])) >= 0).all()
-
-
-def test_assumptions_are_told():
-    fitted = predict.fit({2: 200, 4: 420})
-    text = " ".join(fitted.assumptions)
-    for word in ("weak scaling", "fewer than 2 workers", "faster per worker", "Only 2 numbers"):
-        assert word in text
-    noisy = predict.fit({1: 100, 2: 150, 4: 400, 8: 560, 16: 1700})
-    assert "scatter" in " ".join(noisy.assumptions)
-
-
 @pytest.mark.parametrize(
     ("points", "words"),
     [
@@ -228,14 +187,6 @@ def test_every_published_row_is_in_one_series():
         assert any(points.get(row["workers"]) == row["images_per_s"] for points in grouped.values())
 
 
-def test_series_are_those_of_the_tables():
-    grouped = predict.published_series()
-    assert all(len(points) >= 4 for points in grouped.values())
-    horovod = grouped["guide: Horovod + PyTorch"]
-    assert horovod == {1: 208, 4: 768, 8: 1497, 16: 2942, 32: 5796}  # guide, Table 9
-    assert len([name for name in grouped if name.startswith("thesis")]) == 5
-
-
 def test_law_that_a_fit_sees_is_held_and_what_lies_above_is_not_seen():
     law = {p: 100.0 * p / (1 + 0.1 * (p - 1) / p) for p in (1, 2, 4, 8, 16, 32)}
     held = predict.held_out(law)
@@ -276,11 +227,6 @@ def test_picture_shows_predicted_over_measured_and_the_interval():
     assert intervals[:3] == [(0.9, 1.3), (0.7, 0.8), (0.98, 1.02)]
     assert [line.get_label() for line in marks] == ["16 workers", "32 workers", "16 workers"]
     assert "a: 1.10 at 16, 0.75 at 32." in drawn._repr_html_()
-
-
-def test_nothing_to_draw_is_refused():
-    with pytest.raises(ValueError, match="at least one prediction"):
-        plots.predicted_errors({"a": []})
 
 
 # --- strong scaling -----------------------------------------------------------------------------
@@ -355,8 +301,3 @@ def test_s_caffe_with_a_batch_of_256_is_near_what_the_smaller_one_and_one_gpu_pr
 def test_strong_points_that_cannot_be_fitted_are_refused(points, words):
     with pytest.raises(ValueError, match=words):
         predict.fit_strong(points)
-
-
-def test_unknown_shape_lists_the_known_ones():
-    with pytest.raises(ValueError, match="must be one of ring, server, tree"):
-        predict.fit_strong(strong_times(1, 1, 1, "ring"), "star")

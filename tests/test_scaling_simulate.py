@@ -79,15 +79,6 @@ def test_staleness_is_conserved():
         assert told.staleness[2000:].mean() == pytest.approx(19, abs=0.3)
 
 
-def test_slow_worker_slows_nobody_but_itself():
-    plain = asynchronous(WorkerTimes(8, 1.0), 4000)
-    slow = asynchronous(WorkerTimes(8, 1.0, slow={0: 10.0}), 4000)
-    assert plain.updates_per_s == pytest.approx(8, rel=0.01)
-    assert slow.updates_per_s == pytest.approx(7.1, rel=0.01)
-    assert slow.staleness.max() >= 69  # ten steps of seven others
-    assert synchronous(WorkerTimes(8, 1.0, slow={0: 10.0}), 50).updates_per_s == pytest.approx(0.1)
-
-
 def test_failures_cost_what_daly_says():
     """With a rate r of failures, work w takes (e^(r w) - 1)/r e^(r restart) in the mean."""
     workers = WorkerTimes(100, 1.0, between_failures_s=20_000.0, restart_s=30.0)
@@ -106,22 +97,6 @@ def test_failure_of_one_stops_all_or_itself():
     assert goes_on.updates_per_s == pytest.approx(10 / one, rel=0.02)
     ten = math.expm1(1 / 100) * math.exp(50 / 100) * 100
     assert all_wait.updates_per_s == pytest.approx(1 / ten, rel=0.04)
-
-
-def test_same_seed_is_the_same_training():
-    workers = WorkerTimes(30, 1.0, spread=0.5, between_failures_s=200.0, restart_s=3.0)
-    for way in (
-        lambda seed: asynchronous(workers, 500, 0.01, 0.1, seed=seed),
-        lambda seed: synchronous(workers, 50, 0.1, checkpoint_every=2, seed=seed),
-    ):
-        assert way(1).seconds == way(1).seconds != way(2).seconds
-
-
-def test_ten_thousand_workers_are_no_matter():
-    told = asynchronous(WorkerTimes(10_000, 1.0, spread=0.2), 100_000, update_s=1e-5)
-    assert told.updates == 100_000
-    assert told.updates_per_s == pytest.approx(10_000, rel=0.05)
-    assert np.mean(told.staleness[50_000:]) == pytest.approx(9_999, rel=0.02)
 
 
 @pytest.mark.parametrize(

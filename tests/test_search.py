@@ -19,7 +19,6 @@ import pytest
 from dlguide import search
 from dlguide.cluster import RankError
 from dlguide.search import spaces
-from dlguide.search.running import _ProgressLine
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
 SPACE = {
@@ -135,15 +134,6 @@ def test_what_failed_is_the_worst_and_is_named():
 
 
 @pytest.mark.parametrize(
-    ("returned", "scores"),
-    [(1, (1.0,)), ([3, 2.5], (3.0, 2.5)), (np.float32(0.5), (0.5,)), (np.ones(2), (1.0, 1.0))],
-)
-def test_numbers_of_all_kinds_are_scores(returned, scores):
-    found = search.run(lambda *_: returned, SPACE, search.Random(1), show=False)
-    assert found.trials[0].history == scores
-
-
-@pytest.mark.parametrize(
     "returned", [None, "1", True, [], [None], {"a": 1}, math.inf, [1, math.nan]]
 )
 def test_objective_that_never_gives_a_score_ends_the_search_with_the_reason(returned):
@@ -188,15 +178,6 @@ def test_progress_is_one_line_with_the_best_and_the_failures(monkeypatch):
     assert last.startswith("random [####################] 20/20, best ")
     assert f"trial {found.best().number} (rate " in last
     assert f"{len(found.failed)} failed" in last
-
-
-def test_progress_in_a_file_ends_with_one_line(capsys):
-    search.run(valley, SPACE, search.Random(3))
-    out = capsys.readouterr().out
-    assert out.count("\n") == 1
-    assert "random [####################] 3/3, best" in out
-    _ProgressLine("nothing", show=False).close()
-    assert capsys.readouterr().out == ""
 
 
 # --- on ranks ----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dlcourse import small_mlp
 from dlguide import search
 from dlguide.data.datasets import Dataset
-from dlguide.search import methods, spaces
+from dlguide.search import methods
 
 SPACE = {"x": search.Uniform(0.0, 1.0), "y": search.Uniform(0.0, 1.0)}
 MIXED = {
@@ -103,10 +103,6 @@ def test_impossible_budgets_are_refused(make, says):
         make()
 
 
-def test_fewer_rungs_are_possible():
-    assert [rung.trials for rung in search.Halving(27, 1, 3, rungs=2).plan()] == [27, 9]
-
-
 # --- tree-structured Parzen estimators ---------------------------------------------------------
 
 
@@ -120,13 +116,6 @@ def test_tpe_comes_several_times_nearer_than_random_with_the_same_budget(space, 
     random, learned = best(search.Random(48)), best(search.TPE(48))
     assert learned.mean() < random.mean() / 3
     assert (learned < random).sum() >= 15
-
-
-def test_tpe_makes_as_many_trials_as_given():
-    found = search.run(bowl, SPACE, search.TPE(23, first=5), show=False)
-    assert [trial.number for trial in found.trials] == list(range(23))
-    first = [spaces.draw(SPACE, 0, number) for number in range(5)]
-    assert [trial.parameters for trial in found.trials[:5]] == first
 
 
 @pytest.mark.parametrize("places", [[], [0.5], [0.0, 0.02, 1.0], [0.3] * 9])

@@ -44,12 +44,6 @@ def test_what_a_process_has_open_stays(left):
     assert left.exists()
 
 
-def test_what_has_just_been_made_stays(left):
-    os.utime(left)
-    assert left not in processes.remove_orphaned_shared_memory()
-    assert left.exists()
-
-
 def test_what_belongs_to_somebody_else_stays(left, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: os.stat(left).st_uid + 1)
     assert left not in processes.remove_orphaned_shared_memory()

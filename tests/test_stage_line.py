@@ -9,7 +9,6 @@ from dlguide.training.bottleneck import (
     remedies,
     seconds_per_sample,
     slowest,
-    without,
 )
 
 
@@ -55,12 +54,6 @@ def test_the_slowest_is_the_largest_part_of_what_sets_the_pace():
     assert slowest(stages, 9).name == "read"
 
 
-def test_without_a_stage_the_next_sets_the_pace():
-    stages = line(1.0, 5.0, 2.0)
-    assert seconds_per_sample(without(stages, "stage1"), 9) == 2.0
-    assert without(stages) == stages
-
-
 def said(stages, cores, **data):
     return {each.what: each.samples_per_s for each in remedies(stages, cores, **data)}
 
@@ -71,17 +64,6 @@ def test_calls_at_once_help_a_stage_that_computes_only_as_far_as_there_are_cores
     assert found["4 calls of stage0 at once"] == pytest.approx(1 / 2.25)  # 9 s on 4 cores
     assert "2 calls of stage0 at once" in said(stages, 1.9)
     assert said(stages, 1) == {"twice as many cores": pytest.approx(1 / 8)}
-
-
-def test_calls_at_once_are_named_only_where_a_pipeline_has_a_setting_for_them():
-    stages = (Stage("decode", 1.0, 0.0), Stage("batch", 8.0, 0.0), Stage("train", 1.0, 0))
-    assert said(stages, 4) == {}
-
-
-def test_calls_at_once_help_a_stage_that_waits_without_cores():
-    assert said(line(8.0, 1.0), 1)["8 calls of stage0 at once"] == pytest.approx(1.0)
-    already = (Stage("read", 8.0, 0.0, calls=8), Stage("train", 1.0, 0.0))
-    assert said(already, 1) == {}
 
 
 def test_cache_is_named_where_it_fits_into_half_of_the_memory():
@@ -95,13 +77,6 @@ def test_cache_is_named_where_it_fits_into_half_of_the_memory():
     assert found["cache after decode"] == pytest.approx(1.0)
     assert "cache after decode" not in said(stages, 8, samples=10, memory_nbytes=1999)
     assert not any("cache" in what for what in said(stages, 8))
-
-
-def test_the_best_remedy_stands_first_and_a_slow_net_has_none():
-    stages = line(4.0, 3.0, 1.0, cpu=1.0)
-    speeds = [each.samples_per_s for each in remedies(stages, 8)]
-    assert speeds == sorted(speeds, reverse=True)
-    assert remedies(line(0.1, 0.1, 5.0), 8) == ()
 
 
 @pytest.mark.parametrize(("stages", "cores"), [((), 2), (line(1.0), 0), (line(1.0), float("nan"))])

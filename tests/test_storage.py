@@ -1,7 +1,6 @@
 """The arithmetic of storages agrees with the guide's figures and with counting by hand."""
 
 import math
-import random
 import re
 from dataclasses import replace
 
@@ -27,27 +26,6 @@ def test_the_guides_figures_come_out():
     assert round(run.samples_per_s / NODES, -1) == 70
     assert run.bytes_per_s_per_node == pytest.approx(2.3e6, rel=0.03)
     assert run.bytes_per_s == pytest.approx(1e9, rel=0.06)
-
-
-def test_the_original_images_ask_for_three_times_as_much():
-    run = storage.demand(storage.GUIDE_ORIGINAL_IMAGES)
-    assert storage.GUIDE_ORIGINAL_IMAGES.sample_nbytes == pytest.approx(110e3, rel=0.03)
-    assert round(run.bytes_per_s_per_node / 1e6, 1) == 7.7
-    assert run.bytes_per_s == pytest.approx(3.45e9)
-
-
-def test_one_file_an_image_asks_for_32000_opens_per_second():
-    run = storage.demand(storage.GUIDE)
-    assert run.opens_per_s == 32_000
-    assert run.opens_per_s_per_node == pytest.approx(32_000 / NODES)
-
-
-def test_packing_divides_the_opens_and_nothing_else():
-    single, packed = (
-        storage.demand(replace(storage.GUIDE, samples_per_file=number)) for number in (1, 1250)
-    )
-    assert packed.opens_per_s == pytest.approx(single.opens_per_s / 1250)
-    assert packed.bytes_per_s == single.bytes_per_s
 
 
 # --- an epoch ----------------------------------------------------------------------------------
@@ -81,15 +59,6 @@ def test_packed_and_in_order_the_opens_no_longer_count():
     assert shards.requests == math.ceil(42e9 / 2**20)
     assert parts["metadata"] == pytest.approx(1024 / 20_000)
     assert sum(parts.values()) < 40
-
-
-def test_one_file_on_one_target_is_limited_by_it_and_striping_mends_that():
-    single = storage.packed(IMAGES, 32_812.5, files=1, clients=NODES)
-    narrow = epoch(LUSTRE, single, CLIENTS)
-    wide = epoch(replace(LUSTRE, stripe_count=100), single, CLIENTS)
-    assert narrow.limit == "bandwidth"
-    assert narrow.least_s == pytest.approx(42e9 / 500e6)
-    assert dict(wide.parts)["bandwidth"] == pytest.approx(narrow.least_s / 100)
 
 
 def test_random_reads_of_a_packed_file_cost_a_request_each_and_an_open_each_client():
@@ -140,12 +109,6 @@ def test_gpfs_opens_grow_with_the_clients_up_to_its_disks():
         dict(epoch(gpfs, read, Clients(count, 1e9)).parts)["metadata"] for count in (1, 5, 10, 20)
     ]
     assert seconds == pytest.approx([120, 24, 12, 12])
-
-
-def test_gpfs_spreads_one_file_over_all_servers_by_itself():
-    gpfs = Gpfs(100, 1000, 8, 1e9, 1e4, 1e-3)
-    assert gpfs.busy(storage.ReadPattern(1, 100 << 20, 1, 1, 1), Clients(4, 1e9, 4)) == 8
-    assert gpfs.busy(storage.ReadPattern(1, 12 << 20, 1, 1, 1), Clients(4, 1e9, 4)) == 3
 
 
 def test_a_disk_of_its_own_gets_faster_with_every_node():
@@ -284,16 +247,6 @@ def test_stripes_are_large_enough_for_the_samples():
         assert f"{100 * crossing:.1f} % of the samples" in str(found)
 
 
-def test_the_line_can_be_pasted_whatever_the_folder_is_called():
-    assert placement.striping(1e9, 1, 4, 1e3, "/my data/$x").line.endswith(" '/my data/$x'")
-
-
-def test_gpfs_has_nothing_to_set():
-    found = placement.striping(42e9, 1, 100, 33e3, "/data", file_system="gpfs")
-    assert found.line == ""
-    assert "stripes every file by itself" in str(found)
-
-
 # --- peers -------------------------------------------------------------------------------------
 
 
@@ -307,25 +260,6 @@ def test_fetched_bytes_are_what_counting_gives(nodes):
     assert found.fetched_nbytes * nodes == pytest.approx(fetched * sample_nbytes)
     assert found.messages * nodes == pytest.approx(fetched)
     assert found.kept_nbytes * nodes == pytest.approx(samples * sample_nbytes)
-
-
-def test_a_random_order_fetches_what_is_predicted():
-    nodes, samples = 8, 8000
-    order = list(range(samples))
-    random.Random(3).shuffle(order)
-    # the sample at place i of the order is read by node i % nodes and kept by node s % nodes
-    elsewhere = sum(place % nodes != sample % nodes for place, sample in enumerate(order))
-    found = placement.peer_exchange(samples, 1.0, nodes, 1.0)
-    assert elsewhere == pytest.approx(found.messages * nodes, rel=0.02)
-
-
-def test_the_guides_run_over_peers_is_light_for_each_link():
-    found = placement.peer_exchange(IMAGES, 32_812.5, NODES, bytes_per_s=12.5e9, latency_s=10e-6)
-    assert found.kept_nbytes == pytest.approx(42e9 / 448)
-    assert found.fetched_nbytes * NODES == pytest.approx(42e9 * 447 / 448)
-    per_epoch_s = 3600 / 90
-    assert found.fetched_nbytes / per_epoch_s == pytest.approx(2.34e6, rel=0.01)
-    assert found.seconds < 0.01 * per_epoch_s
 
 
 def test_copying_all_to_every_node_reads_more_when_nodes_outnumber_epochs():
@@ -369,10 +303,6 @@ def test_few_clients_open_at_their_own_rate_and_many_at_the_servers():
     assert [lustre.opens_of(clients) for clients in (1, 6, 7, 100)] == [30, 180, 200, 200]
     parts = lustre.parts(storage.one_file_each(600, 1.0), storage.Clients(2, 1e9))
     assert parts["metadata"] == 600 / 60
-
-
-def test_one_node_copies_in_the_same_time_whatever_the_way():
-    assert len(set(placement.copy_seconds(42e9, 1, 50e9, 1.25e9, 1e9).values())) == 1
 
 
 @pytest.mark.parametrize("copy_s", [0.0, 0.5, 10.0, 12.0, 100.0])

@@ -3,14 +3,12 @@
 Tests dlguide.bench.streams, its command and its plot.
 """
 
-import dataclasses
 import json
 
 import fake_machine
 import pytest
 from typer.testing import CliRunner
 
-from dlguide import plots
 from dlguide.bench import streams
 from dlguide.cli.app import app
 from dlguide.machine import describe
@@ -30,11 +28,6 @@ def test_busy_streams_keep_one_batch_each_under_way():
         assert split(count).under_way == pytest.approx(count)
 
 
-def test_waiting_streams_have_fewer_batches_under_way():
-    waiting = dataclasses.replace(split(2), images_per_s=(8.0, 12.0))
-    assert waiting.under_way == pytest.approx(10 / 16 * 2)
-
-
 def test_late_answers_are_the_slowest_of_twenty():
     latency = Timing((*(1.0,) * 90, *(9.0,) * 10))
     late = streams.StreamSplit(1, 1, 1, latency, (1.0,), (0.0, 1.0))
@@ -42,12 +35,7 @@ def test_late_answers_are_the_slowest_of_twenty():
     assert late.late_s == 9.0
 
 
-def test_table_has_a_line_for_each_split():
-    lines = streams.table([split(1, 2), split(2, 1)]).splitlines()
-    assert len(lines) == 3
-    assert lines[2].split() == ["2", "1", "16", "500", "500", "2.00"]
-
-
+@pytest.mark.long  # lesson 33 measures too
 def test_every_number_of_streams_of_this_machine_is_measured(monkeypatch):
     cores = describe().usable_cores
     monkeypatch.setattr(streams, "TURNS", 2)
@@ -74,32 +62,6 @@ def test_wrong_arguments_are_refused_before_anything_starts(arguments, match, mo
     monkeypatch.setattr(streams, "_measure", lambda *more: pytest.fail("started"))
     with pytest.raises(ValueError, match=match):
         streams.compare(**arguments, machine=fake_machine.machine(2))
-
-
-def test_default_splits_are_powers_of_two_and_one_a_core(monkeypatch):
-    seen = []
-
-    def measure(plans, *more):
-        seen.extend((plan.ranks, plan.threads) for plan in plans)
-        return [(split(*each), "digest") for each in seen]
-
-    monkeypatch.setattr(streams, "_measure", measure)
-    streams.compare(machine=fake_machine.machine(12))
-    assert seen == [(1, 12), (2, 6), (4, 3), (8, 1), (12, 1)]
-
-
-def test_streams_that_answer_otherwise_are_refused(monkeypatch):
-    measured = [(split(), "a"), (split(), "b")]
-    monkeypatch.setattr(streams, "_measure", lambda *more: measured)
-    with pytest.raises(RuntimeError, match="different weights: a, b"):
-        streams.compare(machine=fake_machine.machine(2))
-
-
-def test_plot_has_its_values_in_words():
-    figure = plots.streams([split(1, 2), split(2, 1)])
-    assert "2 x 1: 16 images/s, latency 500 ms" in figure._repr_html_()
-    with pytest.raises(ValueError, match="`splits` must hold at least one"):
-        plots.streams([])
 
 
 def test_command_line_writes_record_and_plot(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import synthetic_properties as properties
 from PIL import Image
 
 from dlguide.data import synthetic
-from dlguide.data.synthetic import Samples, clouds, grid, sample_rng, smooth_step
+from dlguide.data.synthetic import Samples, clouds, sample_rng
 
 MAKERS = {
     "images": lambda count, seed=5: synthetic.images(7, 40, count, seed, vary=True),
@@ -46,12 +46,6 @@ def test_the_memory_is_that_of_one_sample():
 def test_what_cannot_be_made_is_refused(make, text):
     with pytest.raises(ValueError, match=text):
         make()
-
-
-def test_an_index_beyond_the_count_is_refused():
-    for place in (3, -4):
-        with pytest.raises(IndexError, match="must be below the 3 samples, got"):
-            synthetic.images(2, 32, 3, 0)[place]
 
 
 # --- pictures ----------------------------------------------------------------------------------
@@ -111,18 +105,6 @@ def test_pictures_decode_to_the_stated_shape(kind, name, vary):
 
 
 # --- what they are drawn with ------------------------------------------------------------------
-
-
-def test_a_step_goes_from_one_to_zero_over_its_border():
-    at = np.array([-2, -0.5, 0, 0.5, 2])
-    assert smooth_step(at, 1.0).tolist() == [1, 1, 0.5, 0, 0]
-
-
-def test_the_grid_is_centred_and_the_shorter_side_has_length_two():
-    x, y = grid(10, 20)
-    assert (x.shape, y.shape) == ((1, 20), (10, 1))
-    assert x.ravel() + x.ravel()[::-1] == pytest.approx(0)
-    assert y.max() - y.min() == pytest.approx(2 - 2 / 10)
 
 
 def test_clouds_have_a_mean_of_about_0_and_random_numbers_their_own_stream():

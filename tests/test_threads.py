@@ -49,13 +49,6 @@ def test_plan_shares_all_cores_and_never_oversubscribes(sizes, siblings, data):
     )
 
 
-@given(st.integers(1, 9), st.integers(1, 4), st.data())
-def test_plan_is_numa_local_when_ranks_divide_evenly(cores, sockets, data):
-    fake = machine(*[cores] * sockets)
-    ranks = sockets * data.draw(st.integers(1, cores))
-    assert all(len(numa) == 1 for numa in numa_of(threads.plan(fake, ranks), fake))
-
-
 def local_division_exists(sizes, ranks):
     """Try all ways to give each node some ranks (the oracle: by brute force)."""
     least = sum(sizes) // ranks
@@ -76,13 +69,6 @@ def test_plan_is_numa_local_exactly_when_such_a_division_exists(sizes, data):
     assert local == local_division_exists(sizes, ranks)
 
 
-@given(nodes, st.data())
-def test_blocks_are_contiguous(sizes, data):
-    fake = machine(*sizes)
-    plan = threads.plan(fake, data.draw(st.integers(1, sum(sizes))))
-    assert [cpu for cpus in plan.cpus for cpu in cpus] == list(range(sum(sizes)))
-
-
 @given(nodes, st.floats(0.1, 40), st.data())
 def test_a_quota_limits_the_cores_that_are_dealt(sizes, quota, data):
     fake = machine(*sizes, quota=quota)
@@ -94,10 +80,6 @@ def test_a_quota_limits_the_cores_that_are_dealt(sizes, quota, data):
 def test_a_quota_takes_the_fullest_node_first():
     fake = machine(2, 8, quota=4)
     assert threads.plan(fake, 2).cpus == ((2, 3), (4, 5))
-
-
-def test_a_quota_keeps_the_hardware_threads_of_the_cores_it_deals():
-    assert threads.plan(machine(4, threads=2, quota=2), 2).cpus == ((0, 4), (1, 5))
 
 
 def test_more_ranks_than_cores_are_refused():
@@ -119,16 +101,6 @@ def test_oversubscribed_cores_are_dealt_in_turn(sizes, more):
     assert plan.oversubscribed
     assert plan.threads == 1
     assert cores_of(plan, fake) == [{rank % cores} for rank in range(cores + more)]
-
-
-def test_leave_to_oversubscribe_changes_nothing_while_the_cores_suffice():
-    assert threads.plan(machine(4), 2, oversubscribe=True) == threads.plan(machine(4), 2)
-
-
-def test_communication_cores_are_taken_from_the_computing_threads_of_each_rank():
-    plan = threads.plan(machine(8), ranks=2, comm_cores=1)
-    assert plan.threads == 3
-    assert plan.cpus == ((0, 1, 2, 3), (4, 5, 6, 7))
 
 
 @given(nodes, st.integers(1, 2), st.data())
@@ -181,13 +153,6 @@ def test_ranks_that_are_not_bound_may_run_everywhere(sizes, siblings, data):
     assert not free.oversubscribed
 
 
-def test_inter_op_threads_are_those_of_the_plan():
-    plan = threads.plan(machine(4), ranks=2, inter_op=3)
-    assert plan.environment(0)["TF_NUM_INTEROP_THREADS"] == "3"
-    assert plan.environment(0)["TF_NUM_INTRAOP_THREADS"] == "2"
-    assert "2 ranks x 2 threads, inter-op 3" in str(plan)
-
-
 def test_settings_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="`inter_op` must be a whole number of at least 1, got 0"):
         threads.plan(machine(2), inter_op=0)
@@ -196,19 +161,6 @@ def test_settings_that_do_not_fit_are_refused():
     text = r"`bound` must be True with comm_cores=1, as only bound ranks keep off a core, got False"
     with pytest.raises(ValueError, match=text):
         threads.plan(machine(4), comm_cores=1, bound=False)
-
-
-def test_a_rank_without_a_computing_core_is_refused():
-    with pytest.raises(
-        ValueError, match=r"`comm_cores` must be below the 2 cores of a rank, got 2"
-    ):
-        threads.plan(machine(4), ranks=2, comm_cores=2)
-
-
-@pytest.mark.parametrize("ranks", [0, -1, 1.5, "2"])
-def test_ranks_must_be_a_count(ranks):
-    with pytest.raises(ValueError, match=r"`ranks` must be a whole number of at least 1"):
-        threads.plan(machine(2), ranks)
 
 
 def test_environment_tells_tensorflow_and_openmp_the_threads():
@@ -227,12 +179,6 @@ def test_a_rank_outside_the_plan_is_refused():
         plan.environment(2)
     with pytest.raises(ValueError, match=r"`rank` must be a whole number of at least 0"):
         plan.environment(-1)
-
-
-def test_a_plan_survives_json():
-    plan = threads.plan(machine(3, 2, threads=2), ranks=2)
-    assert ThreadPlan.from_dict(json.loads(json.dumps(dataclasses.asdict(plan)))) == plan
-    assert hash(plan) == hash(dataclasses.replace(plan))
 
 
 def test_a_plan_of_all_settings_survives_json_and_an_old_record_can_be_read():

@@ -1,6 +1,5 @@
 """A throttle (dlguide.scaling.storage) makes reading take what the storage's arithmetic says."""
 
-import pickle
 import threading
 from time import perf_counter
 
@@ -114,14 +113,6 @@ def test_ranks_that_share_a_client_get_a_part_of_it_each():
     for name in ("open_s", "request_s", "byte_s"):
         assert getattr(half, name) == pytest.approx(2 * getattr(whole, name))
     assert half.latency_s == whole.latency_s
-
-
-def test_a_throttle_travels_to_ranks_without_its_clock():
-    slow = Throttle(ClientShare(byte_s=1e-9))
-    slow.take(0, 0, 1000)
-    there = pickle.loads(pickle.dumps(slow))
-    assert there.share == slow.share
-    assert not vars(there)["_busy_until"]
 
 
 @pytest.mark.parametrize("value", [-1.0, float("inf"), float("nan")])

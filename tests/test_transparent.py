@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
 SCRIPTS = Path(__file__).parent / "transparent_scripts"
 NOISY = ("convnet", "own_step")  # dropout, whose masks are other ones on ranks
-NAMES = (*NOISY, "functional", "pipeline", "checkpoints")
+IN_EXACT = ("own_step", "functional", "pipeline")  # what they do, exact.py does too
 IN_TURN = """
 import contextlib, keras, os, runpy, sys
 folder, scripts, names = os.getcwd(), sys.argv[1], sys.argv[2:]
@@ -63,13 +63,15 @@ def transparent(folder, script, ranks, *words, report="report.json"):
 
 
 @pytest.fixture(scope="module")
-def serial_runs(digits, tmp_path_factory):
-    """Every script run as it is, by one process one after another: TensorFlow loads once."""
+def serial_runs(request, digits, tmp_path_factory):
+    """Every script of these tests run as it is, one after another: TensorFlow loads once."""
     folder = tmp_path_factory.mktemp("serial")
-    for name in (*NAMES, "exact"):
+    tests = (each for each in request.session.items if each.path == request.path)
+    names = {each.callspec.params.get("name", "exact") for each in tests}
+    for name in names:
         (folder / name).mkdir()
         np.savez(folder / name / "mnist.npz", **digits)
-    python(folder, "-c", IN_TURN, SCRIPTS, *NAMES, "exact")
+    python(folder, "-c", IN_TURN, SCRIPTS, *sorted(names))
     return folder
 
 
@@ -77,7 +79,7 @@ def told(printed, what):
     return float(re.search(rf"^{what}: (\S+)$", printed, re.M).group(1))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["convnet", "checkpoints", *long(*IN_EXACT)])
 def test_script_reaches_the_accuracy_of_the_serial_run(name, digits, serial_runs, tmp_path):
     np.savez(tmp_path / "mnist.npz", **digits)
     ranks = transparent(tmp_path, SCRIPTS / f"{name}.py", 2).stdout

@@ -194,23 +194,6 @@ def test_what_a_rank_writes_stays_in_its_own_folder_and_writing_elsewhere_is_ref
     assert (tmp_path / "beside.txt").read_text() == "beside"
 
 
-def test_a_large_tree_is_linked_as_far_as_the_limit_and_stays_readable(tmp_path, monkeypatch):
-    from dlguide.horovod import transparent
-
-    monkeypatch.setattr(transparent, "LINKS", 6)
-    for name in ("a/few", "b/many/deep", ".hidden/c"):
-        (tmp_path / "work" / name).mkdir(parents=True)
-    for number in range(9):
-        (tmp_path / "work" / "b" / "many" / f"{number}.txt").write_text(str(number))
-    (tmp_path / "copy").mkdir()
-    transparent._link_tree(tmp_path / "work", tmp_path / "copy")
-    assert not (tmp_path / "copy" / "a").is_symlink()
-    assert (tmp_path / "copy" / "b" / "many").is_symlink()
-    assert (tmp_path / "copy" / ".hidden").is_symlink()
-    assert (tmp_path / "copy" / "b" / "many" / "8.txt").read_text() == "8"
-    assert (tmp_path / "copy" / "b" / "many" / "deep").is_dir()
-
-
 def test_losses_that_are_no_mean_over_the_batch_are_told_apart():
     import tensorflow as tf
     from keras import losses, ops

@@ -87,9 +87,7 @@ def test_a_refused_text_starts_no_rank_and_names_every_reason(tmp_path):
     script.write_text("x = (1,\n")
     assert "`script` must be a Python script" in run(script, "--transparent").stderr
     script.write_text("print(1)\n")
-    for words in (("--report", "r.json"), ("--seed", 1)):
-        assert "be given with `--transparent` only" in run(script, *words).stderr
-    assert "`seed` must be a whole number" in run(script, "--transparent", "--seed", -1).stderr
+    assert "be given with `--transparent` only" in run(script, "--seed", 1).stderr
 
 
 def test_what_shows_when_it_runs_is_refused_on_all_ranks():
@@ -129,8 +127,6 @@ def test_what_shows_when_it_runs_is_refused_on_all_ranks():
     ("text", "said"),
     [
         ("import keras\nprint(keras.__version__)\n", "never trains with `fit`"),
-        ("import keras\nraise ValueError('no such file')\n", "ranks 0, 1 raised ValueError: no su"),
-        ("print('bye')\nexit(3)\n", "ranks 0, 1 left early with sys.exit(3)"),
         ("import sys\nsys.exit('no data here')\n", "left early with sys.exit('no data here')"),
         ("import os\nos._exit(0)\n", "ended before the work was done"),
     ],

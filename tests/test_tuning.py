@@ -7,7 +7,6 @@ the command and dlguide.plots.tuning.
 import contextlib
 import dataclasses
 import io
-import json
 import os
 import signal
 import subprocess
@@ -65,16 +64,6 @@ def test_every_candidate_is_measured_but_those_that_do_not_divide_the_batch(tune
 
 
 @pytest.mark.alone
-def test_progress_is_a_line_per_candidate_and_then_the_table(tuned):
-    found, output = tuned
-    for row in found.result.rows:
-        assert f"images/s  {row.candidate}\n" in output
-    assert "Ranks and threads" in output
-    assert verdict(found.result) in output
-    assert "\x1b" not in output
-
-
-@pytest.mark.alone
 def test_the_outcome_is_kept_for_the_cluster(tuned):
     found, _ = tuned
     here = describe()
@@ -86,13 +75,6 @@ def test_the_outcome_is_kept_for_the_cluster(tuned):
     assert plan == pair.plan(here)
     assert "for mlp with batches of 60" in how
     os.remove(found.stored)  # other tests must not find it
-
-
-@pytest.mark.alone
-def test_the_outcome_is_plain_numbers(tuned):
-    found, _ = tuned
-    assert json.loads(json.dumps(dataclasses.asdict(found)))["task"]["net"] == "mlp"
-    assert 0 < found.start_s < found.used_s
 
 
 def ours(name):
@@ -144,16 +126,6 @@ def test_a_team_is_measured_where_it_should_run_and_burns_nothing_while_it_waits
         name, folder = crew.name, crew.folder
     assert not ours(name)
     assert not folder.exists()
-
-
-@pytest.mark.ranks
-def test_ranks_that_cannot_train_say_why():
-    # 30 images a rank are too few pixels for the net: it fails while it is built
-    task = TuningTask("resnet50", 2, "random", image=1)
-    with RankTeams(describe(), task, (Candidate(1, 1, 1),)) as crew:
-        crew.start_all(60.0, lambda ready, starts: None)
-        with pytest.raises(RuntimeError, match=r"rank 0: ValueError: `image` must be"):
-            crew.measure(Candidate(1, 1, 1), 0.1)
 
 
 @pytest.mark.ranks
@@ -266,13 +238,6 @@ def test_no_more_ranks_live_than_memory_holds_and_all_are_measured(fake_teams, m
             assert sum(each.start.ranks for each in living) <= 6
 
 
-def test_no_start_begins_after_the_limit(fake_teams):
-    fake = machine(4)
-    with RankTeams(fake, TASK, tuning.candidates(fake)) as crew:
-        crew.start_all(1e-9, lambda ready, starts: None)
-        assert not crew.teams
-
-
 @pytest.fixture
 def nothing_starts(monkeypatch):
     def refuse(*arguments):
@@ -314,26 +279,6 @@ def test_a_cache_that_cannot_be_written_is_refused_before_anything_starts(
         tuning.tune(show=False)
     with pytest.raises(AssertionError, match="ranks were started"):
         tuning.tune(show=False, keep=False)
-
-
-def test_work_is_shared_equally_or_not_at_all():
-    assert TuningTask(global_batch=100).share(4) == 25
-    with pytest.raises(ValueError, match="`ranks` must divide the global batch of 100, got 3"):
-        TuningTask(global_batch=100).share(3)
-
-
-def test_a_task_goes_to_its_ranks_as_json():
-    for task in (TASK, TuningTask("resnet50", 2, "random", "sgd", image=64)):
-        assert TuningTask(**json.loads(json.dumps(dataclasses.asdict(task)))) == task
-
-
-def test_the_command_says_what_is_wrong_in_one_line(tmp_path):
-    command = [sys.executable, "-m", "dlguide.cli", "tune", "--output", str(tmp_path)]
-    done = subprocess.run([*command, "--budget", "0"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[0] == (
-        "dlguide: ValueError: `budget_s` must be a positive number, got 0.0."
-    )
 
 
 BASE = Candidate(1, 2, 2, bound=False, default=True)
@@ -401,8 +346,3 @@ def test_the_heat_map_has_a_cell_for_ranks_and_threads_and_marks_best_and_defaul
     html = figure._repr_html_()
     assert "2 ranks x 1 thread: 130" in html
     assert "Best: 2 ranks x 1 thread, inter-op 1, not bound. Baseline: 1 rank, Tensor" in html
-
-
-def test_a_heat_map_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="`result` must hold a candidate that was measured"):
-        plots.tuning(result(row(BOUND, 0.0, error="broken")))

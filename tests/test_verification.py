@@ -118,30 +118,12 @@ def test_checksums_count_files_and_formats_records(tmp_path):
     assert f"{folder}: recordio, 5 records, " in str(verification.verify(folder))
 
 
-def test_what_two_splits_share_is_told_once(tmp_path):
-    folder, _ = write("imagenet", tmp_path / "data")
-    (folder / "train" / "cats").mkdir()
-    assert len(verification.verify(folder).damages) == 1
-
-
 def test_the_report_says_of_each_layout_what_cannot_be_seen(tmp_path):
     for kind in PUBLISHED:
         folder, _ = write(kind, tmp_path / kind)
         said = " ".join(verification.verify(folder).unchecked)
         assert ("it has no checksum" in said) == (kind != "imagenet_shards")
         assert ("checked against its checksum only" in said) == (kind == "imagenet_shards")
-
-
-@pytest.mark.parametrize(("kind", "unit"), [("imagenet", " images"), ("mnist", " MB")])
-def test_the_bar_counts_what_is_counted(kind, unit, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    if kind == "mnist":
-        folder = data_folder() / "mnist"
-    else:
-        pictures = synthetic.images(3, 32, 6, seed=1)
-        folder = write_folders(tmp_path / "data", pictures[:3], pictures[3:])
-    verification.verify(folder, progress=True)
-    assert unit in capsys.readouterr().err
 
 
 def test_links_in_the_place_of_files_are_damage(tmp_path):

@@ -3,11 +3,9 @@
 Tests dlcourse.adversarial.
 """
 
-import math
-
 import numpy as np
 import pytest
-from lanes import RANKS
+from lanes import TRAINED
 from on_ranks import on_ranks
 
 from dlcourse import adversarial
@@ -117,35 +115,6 @@ def test_judge_is_updated_as_often_as_asked_and_clipped_each_time():
     assert single(judge_steps=1, clip=0.02)[2] == pytest.approx(0.005 + RATE, rel=1e-3)
 
 
-def test_rows_of_an_array_are_drawn_evenly():
-    drawn = np.asarray(adversarial.rows_of(np.arange(10.0))((1, 2), 5000)).astype(int)
-    counts = np.bincount(drawn, minlength=10)
-    assert counts.sum() == 5000
-    assert np.abs(counts - 500).max() < 5 * math.sqrt(500)
-
-
-def test_samples_of_one_seed_are_the_same_codes_at_any_time():
-    generator, judge = adversarial.dense_pair()
-    game = adversarial.Game(generator, judge, Ring().draw)
-    before = game.sample(5)
-    assert np.array_equal(before, game.sample(5))
-    assert not np.array_equal(before, game.sample(5, seed=2))
-    game.play(1)
-    after = game.sample(5)
-    assert 0 < np.abs(after - before).max() < 0.5
-
-
-def test_points_come_to_all_places_of_a_ring():
-    ring = Ring()
-    game = adversarial.Game(*adversarial.dense_pair(), ring.draw, 256, rates=(2e-3, 2e-3))
-    visited, good = ring.visited(game.sample(1000))
-    assert good < 0.15
-    game.play(1000)
-    visited, good = ring.visited(game.sample(1000))
-    assert visited >= 6
-    assert good > 0.4
-
-
 def plays(batch, parallel):
     import numpy as np
 
@@ -166,7 +135,7 @@ def alone(tmp_path_factory):
     return on_ranks(1, plays, tmp_path_factory.mktemp("alone"), batch=12, parallel=False)[0]
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", TRAINED)
 def test_ranks_play_the_game_of_one_process_with_the_global_batch(ranks, alone, tmp_path):
     found = on_ranks(ranks, plays, tmp_path, batch=12, parallel=True)
     for net in (0, 1):
@@ -235,12 +204,6 @@ def test_distance_of_covariances_that_do_not_commute_is_that_of_their_matrix_roo
     wanted = ((sets[0].mean(0) - sets[1].mean(0)) ** 2).sum()
     wanted += np.trace(one) + np.trace(two) - 2 * roots
     assert frechet_distance(*sets) == pytest.approx(wanted)
-
-
-def test_distance_is_symmetric_and_nothing_to_oneself():
-    one, other = RANDOM.normal(size=(30, 4)), RANDOM.normal(1, 2, size=(60, 4))
-    assert frechet_distance(one, other) == pytest.approx(frechet_distance(other, one))
-    assert frechet_distance(one, one[::-1]) == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize(

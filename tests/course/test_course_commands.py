@@ -98,9 +98,3 @@ def test_lab_hides_what_is_no_lesson():
     }
     assert {"answers", "00_start_here.ipynb"} <= shown
     assert not [name for name in shown if "dlcourse" in name or name == "pyproject.toml"]
-
-
-def test_the_old_name_of_the_exercises_says_where_they_are():
-    command = [sys.executable, "-c", "import dlguide; dlguide.exercises.check('20-1', 1)"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert "write `import dlcourse`, then `dlcourse.check(" in done.stderr.splitlines()[-1]

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from dlcourse import descent
-from dlcourse.exercises import lesson_10, lesson_11, lesson_12, lesson_13, lesson_80, lesson_81
-from dlcourse.usecases import imagenet, video
+from dlcourse.exercises import lesson_10, lesson_11, lesson_12, lesson_13, lesson_81
+from dlcourse.usecases import imagenet
 from dlguide import models
 
 RANDOM = np.random.default_rng(1)
@@ -104,18 +104,6 @@ def test_attention_is_that_of_keras():
     layer = keras.layers.Attention()  # it does not divide by the square root of the width
     theirs = layer([queries * 0.5, values, keys], use_causal_mask=True)
     assert np.allclose(lesson_13.attention(queries[0], keys[0], values[0])[0], theirs[0], atol=1e-5)
-
-
-def test_linear_recurrence_is_a_sum_of_powers():
-    a, b = np.full((7, 2), 0.9), RANDOM.normal(size=(7, 2))
-    powers = 0.9 ** np.subtract.outer(np.arange(7), np.arange(7)).clip(0)
-    assert np.allclose(lesson_13.recurrence(a, b), np.tril(powers) @ b)
-
-
-def test_decibels_are_those_of_the_library():
-    truth, predicted = RANDOM.integers(0, 256, (2, 12, 12, 3)).astype(np.uint8)
-    (judged,) = video.judge(truth[None, None], predicted[None, None]).psnr
-    assert np.isclose(lesson_80.psnr(truth, predicted), judged)
 
 
 def test_iterations_and_course_are_those_of_the_training():

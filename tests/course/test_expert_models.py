@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 from on_ranks import on_ranks
 
-from dlcourse import expert_models
-
 pytestmark = pytest.mark.ranks
 
 
@@ -59,11 +57,3 @@ def test_training_on_ranks_equals_that_of_one_process(tmp_path):
     for losses in on_ranks(2, trained, tmp_path, timeout_s=120):
         np.testing.assert_allclose(losses[::2], losses[1::2], rtol=1e-5)
         assert len(set(losses[::2])) == 3
-
-
-def test_parts_of_the_work():
-    dense, experts = map(expert_models.multiply_adds, ("dense, equal work", "experts, bias"))
-    assert dense["layer"] == experts["layer"] == 2 * 64 * 256
-    assert experts["empty places"] == dense["layer"] / 4
-    with pytest.raises(ValueError, match=r"`kind` must be one of .*, got 'dense'"):
-        expert_models.multiply_adds("dense")

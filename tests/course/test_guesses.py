@@ -51,15 +51,6 @@ def test_measurement_locks_the_guess(capsys):
     assert held().measured == 4000  # the first measurement is the one that was guessed
 
 
-def test_nobody_guesses(capsys):
-    dlcourse.guess("20-speed", images_per_s=...)
-    assert "put a number (images per second)" in capsys.readouterr().out
-    shown = dlcourse.outcome("20-speed", images_per_s=4000, model=4400)
-    assert shown.guess is None
-    assert "your guess" not in str(shown)
-    assert held() is None
-
-
 @pytest.mark.parametrize("value", ["fast", None, True, -1, math.nan, math.inf, [5]])
 def test_what_is_no_guess_is_one_line_that_says_what_is_asked(value, capsys):
     dlcourse.guess("20-speed", images_per_s=value)
@@ -69,53 +60,12 @@ def test_what_is_no_guess_is_one_line_that_says_what_is_asked(value, capsys):
     assert held() is None
 
 
-def test_share_above_one_is_refused(capsys):
-    dlcourse.guess("20-share", waiting_share=40)
-    assert "from 0 to 1, got 40" in capsys.readouterr().out
-    assert held("20-share") is None
-
-
-@pytest.mark.parametrize("quantity", [{}, {"speed": 3}, {"a_s": 1, "b_s": 2}, {"s": 1}])
-def test_lesson_that_names_no_unit_is_an_error(quantity):
-    with pytest.raises(ValueError, match="must"):
-        dlcourse.guess("20-speed", **quantity)
-
-
-def test_guess_of_another_quantity_is_not_compared():
-    dlcourse.guess("20-speed", step_ms=5)
-    assert dlcourse.outcome("20-speed", images_per_s=4000).guess is None
-
-
-def test_run_of_the_answers_keeps_nothing(monkeypatch):
-    monkeypatch.setenv("DLCOURSE_STRICT", "1")
-    dlcourse.guess("20-speed", images_per_s=5)
-    assert dlcourse.outcome("20-speed", images_per_s=5).guess is None
-    assert held() is None
-
-
-def test_record_that_cannot_be_written_stops_nothing(monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("DLGUIDE_CACHE", str(tmp_path / "file"))
-    with pytest.warns(RuntimeWarning, match="not kept"):
-        dlcourse.guess("20-speed", images_per_s=5000)
-    with pytest.warns(RuntimeWarning, match="not kept"):
-        assert dlcourse.outcome("20-speed", images_per_s=4000).measured == 4000
-
-
 @pytest.mark.parametrize(
     ("guess", "measured", "factor"),
     [(2, 4, 2), (4, 2, 2), (3, 3, 1), (0, 0, 1), (0, 5, math.inf), (5, None, None)],
 )
 def test_factor_by_which_a_guess_is_off(guess, measured, factor):
     assert guesses.factor(Guess(guess, "a_s", 0.0, None, measured)) == factor
-
-
-def test_figure_puts_larger_values_further_right_and_names_all():
-    shown = dlcourse.outcome("20-a", step_ms=[8, 10, 12], model=1000)._repr_html_()
-    assert "aria-label='the model: 1,000; measured: 10'" in shown
-    places = [float(part.split("'")[0]) for part in shown.split("<circle cx='")[1:]]
-    assert places[1] < places[0]
-    assert "(log)" in shown
 
 
 def learner(name, factors):

@@ -9,7 +9,7 @@ import pytest
 from lanes import RANKS
 from on_ranks import on_ranks
 
-from dlcourse import kvstore, pictures
+from dlcourse import kvstore
 
 pytestmark = pytest.mark.ranks
 
@@ -67,14 +67,3 @@ def test_prediction_adds_the_copies_of_both_sides():
         kvstore.ring_seconds(nbytes, 4, 0.25, speed, "magic", speed)
     with pytest.raises(ValueError, match="`bus_bytes_per_s`"):
         kvstore.ring_seconds(nbytes, 4, 0.25, 0, "direct", speed)
-
-
-def test_diagram_has_the_stops_of_both_sides():
-    (axes,) = pictures.host_copies(kvstore.COPIES).axes
-    words = [text.get_text() for text in axes.texts]
-    assert words.count("GPU's\nmemory") == 6
-    assert words.count("host:\npinned") == 4
-    assert words.count("host:\npageable") == 2
-    assert words.count("network\ncard") == 6
-    heights = {text.get_text(): text.get_position()[1] for text in axes.texts}
-    assert heights["pageable"] > heights["pinned"] > heights["direct"]

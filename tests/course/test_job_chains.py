@@ -45,21 +45,3 @@ def test_job_that_is_warned_saves_once_and_loses_nothing():
     assert trained == [2820.0, 2820.0, 360.0]  # 3600 - 660 - 120
     assert job_chains.totals(found)["saving"] == 3 * 60.0
     assert job_chains.totals(found)["lost"] == 0.0
-
-
-def test_picture_has_a_bar_for_each_span_and_names_the_waste():
-    ways = {
-        "warned": job_chains.spans(6000.0, 3600.0, BEFORE, 60.0, warn_s=120.0),
-        "chain": job_chains.spans(6000.0, 3600.0, BEFORE, 60.0, per_job_s=1200.0),
-    }
-    figure = job_chains.draw(ways)
-    (axes,) = figure.axes
-    assert len(axes.patches) == sum(map(len, ways.values()))
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["warned", "chain"]
-    ends = [
-        max(p.get_x() + p.get_width() for p in axes.patches if round(p.get_y() + 0.3) == row)
-        for row in (0, 1)
-    ]
-    assert ends == pytest.approx([found[-1].end_s / 3600 for found in ways.values()])
-    assert axes.texts[1].get_text().strip() == "37.5% wasted, 5 jobs"  # 5 * 720 of 5 * 1920
-    assert "chain: 7.67 h, 5 jobs, 38% wasted" in figure._repr_html_()

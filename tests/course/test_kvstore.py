@@ -13,7 +13,6 @@ from on_ranks import on_ranks
 from dlcourse import kvstore, small_mlp
 from dlcourse.kvstore import FlatNet
 from dlguide.data import datasets
-from dlguide.data.datasets import Dataset
 
 pytestmark = pytest.mark.ranks
 
@@ -133,10 +132,6 @@ def test_ways_side_by_side_take_the_ranks_that_they_need(ranks, tmp_path):
         assert f"have the {ranks + 1} ranks of nodes" in refused
 
 
-def test_both_spellings_of_the_sources_are_one_mode():
-    assert kvstore.KVSTORES["dist_sync_device"] == kvstore.KVSTORES["dist_device_sync"]
-
-
 class One:
     """A communicator of one rank, for what is refused before anything is sent."""
 
@@ -190,14 +185,3 @@ def test_gradient_and_accuracy_of_the_flat_net_are_those_of_numpy(digits):
     right = float(np.mean(scores.argmax(axis=1) == digits.test_labels))
     assert net.accuracy(weights) == pytest.approx(right)
     assert net.accuracy(weights, batch=7) == pytest.approx(right)
-
-
-def test_descent_on_the_flat_net_learns_and_equal_seeds_start_alike(digits):
-    net, same = (FlatNet("mlp", digits, seed=1) for _ in range(2))
-    assert np.array_equal(net.weights, same.weights)
-    assert not np.array_equal(net.weights, FlatNet("mlp", digits, seed=2).weights)
-    weights, start = net.weights, net.accuracy(net.weights)
-    for step in range(60):
-        weights -= np.float32(0.2) * net.gradient(weights, np.arange(200)[step % 4 :: 4])
-    assert net.accuracy(weights) > max(0.6, start)
-    assert isinstance(digits, Dataset)

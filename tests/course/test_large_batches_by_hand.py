@@ -5,7 +5,6 @@ Tests dlcourse.large_batches.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -43,11 +42,6 @@ def test_training_equals_that_of_the_library(trust):
     assert ours.steps == 16
     for one, other in zip(ours.weights, net.get_weights(), strict=True):
         assert np.allclose(one, other, atol=1e-3)
-
-
-def test_last_batch_may_be_short():
-    odd = replace(CONFIG, samples=1030, epochs=2)
-    assert large_batches.train(odd, 0, datasets.load()).steps == 18
 
 
 def test_noise_scale_is_the_variance_over_the_squared_mean():
@@ -92,18 +86,6 @@ def test_steps_to_a_loss_fall_with_the_batch_and_none_means_never():
 
 
 # --- Nyholm's thesis ---
-
-RECIPE = {"experiment": 6, "workers": 32, "framework": "Horovod"}
-
-
-def test_one_published_row_is_found_or_refused():
-    assert large_batches.published_row(RECIPE)["top1_percent"] == 74.662
-    with pytest.raises(ValueError, match="match one row of accuracy, 2 match"):
-        large_batches.published_row({"experiment": 6, "workers": 32})
-    with pytest.raises(ValueError, match="0 match"):
-        large_batches.published_row({"experiment": 12})
-    with pytest.raises(ValueError, match="`columns` must be one of"):
-        large_batches.published_row({"experimnt": 4})
 
 
 @pytest.mark.parametrize(

@@ -99,23 +99,6 @@ def test_c25_the_line_with_export_runs_nothing_and_needs_256_nodes():
     assert ran.returncode != 0
 
 
-def test_shell_variables_stay_in_the_job():
-    launch = launch_lines.explain(DECK)
-    assert launch.launcher == "mpirun of Open MPI"
-    assert said(launch, "-cpus-per-proc").state == "dead"
-    commands = launch_command.all_lines(launch.job)
-    assert "-n $NP -hosts 192.168.10.110" in commands["MPICH"]
-    assert "--map-by slot:PE=$PER_PROC" in commands["Open MPI 5"]
-    assert "--cpus-per-task=$PER_PROC" in commands["Slurm"]
-
-
-def test_i_mpi_debug_and_its_likes_are_known():
-    launch = launch_lines.explain(HANDS_ON)
-    assert "CPUs of every rank" in said(launch, "-genv I_MPI_DEBUG=5").did
-    assert launch.job.variables == {"OMP_NUM_THREADS": "2", "I_MPI_DEBUG": "5"}
-    assert "ONEDNN_VERBOSE" in launch_lines.explain("MKLDNN_VERBOSE=1 mpirun a").words[0].note
-
-
 @pytest.mark.parametrize("line", LINES)
 def test_todays_lines_say_the_same_job(line):
     job = launch_lines.explain(line).job
@@ -163,10 +146,6 @@ def test_a_fault_is_named(line, must):
         launch_lines.explain(line)
 
 
-def test_a_line_without_a_program_is_noticed():
-    assert any("no program" in finding for finding in launch_lines.explain("mpirun -np 2").findings)
-
-
 @given(st.text(st.sampled_from("mpirun-x $='\"&\\\n2"), max_size=30))
 def test_any_line_is_read_or_refused(rest):
     reasons = []
@@ -175,13 +154,6 @@ def test_any_line_is_read_or_refused(rest):
     except ValueError as error:
         reasons.append(str(error))
     assert all(reason.startswith("`") for reason in reasons)
-
-
-def test_every_option_of_every_launcher_is_described():
-    for name, table in launch_lines.FAMILIES.items():
-        for option in table.values():
-            assert option.did, name
-            assert option.note or option.state == "works", name
 
 
 def test_launch_line_of_a_batch_job_is_explained_as_that_job():

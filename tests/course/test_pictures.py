@@ -13,8 +13,7 @@ from sklearn.metrics import roc_auc_score
 from dlcourse import pictures, search_theory, tensor_layouts
 from dlcourse.adversarial import Ring
 from dlcourse.phases import StartUp
-from dlcourse.pictures import cases, frameworks
-from dlcourse.pictures.storage import limits
+from dlcourse.pictures import cases
 from dlguide import search
 from dlguide.machine import number_formats, onednn
 from dlguide.parallel.overlap import OverlapStep, TraceEvent, predict
@@ -49,14 +48,6 @@ def test_recipes_show_every_seed_and_the_interval_of_their_difference():
     low, high = ex.confidence_interval([-4, -3, -4])
     assert (left, right) == pytest.approx((low, high))
     assert "naive 91.3 %" in words(drawn)
-
-
-def test_sharpness_is_drawn_where_it_was_looked_at():
-    places = [(0.0, 0, 2.8, 76.0), (0.5, 3, None, 4.75), (1.0, 40, 6.0, 4.75)]
-    above, below = pictures.dead_and_sharp({"constant": [places, places[:2]]}).axes
-    assert list(above.lines[0].get_ydata()) == [0, 3, 40]
-    assert list(below.lines[0].get_xdata()) == [0.0, 1.0]
-    assert list(below.lines[1].get_ydata()) == [76.0, 4.75, 4.75]
 
 
 def test_speed_and_quality_name_the_region_of_each_size():
@@ -100,28 +91,6 @@ def test_every_path_is_drawn_from_the_start_within_the_view():
     assert first.get_xlabel() == "weight x"
 
 
-def test_every_start_has_its_ring():
-    apart = {"left": [(-1.0, 0.0), (0.0, 0.0)], "right": [(1.0, 0.0), (0.0, 0.0)]}
-    (axes,) = pictures.descent({"saddle": (SADDLE, apart)}).axes
-    rings = [line for line in axes.lines if line.get_fillstyle() == "none"]
-    assert [np.ravel(ring.get_data()).tolist() for ring in rings] == [[-1, 0], [1, 0]]
-
-
-def test_contours_are_levels_of_the_loss():
-    (axes,) = pictures.descent({"saddle": (SADDLE, PATHS)}).axes
-    filled, lines = axes.collections
-    for level, segments in zip(lines.levels, lines.allsegs, strict=True):
-        for segment in segments:
-            assert np.allclose(SADDLE.loss(*segment.T), level, atol=0.01)
-    assert np.array_equal(filled.levels, lines.levels)
-
-
-def test_words_say_where_paths_end():
-    said = words(pictures.descent({"saddle": (SADDLE, PATHS)}))
-    assert "slow ends after 1 steps at (0.5, 0.5), loss -0.25" in said
-    assert "quick ends after 2 steps at (0, 2), loss -2" in said
-
-
 def test_curves_keep_their_colours_from_panel_to_panel():
     figure = pictures.loss_curves({"updates": CURVES, "time (s)": {"two": CURVES["two"]}}, log="xy")
     left, right = figure.axes
@@ -132,26 +101,6 @@ def test_curves_keep_their_colours_from_panel_to_panel():
     assert (left.get_xscale(), left.get_yscale()) == ("log", "log")
     assert left.get_ylim() == right.get_ylim()
     assert "loss against updates; one: 2 at 1, 1 at 2, 0.5 at 3" in words(figure)
-
-
-def test_panels_with_other_trainings_have_legends_of_their_own():
-    alike = pictures.loss_curves({"updates": CURVES, "time (s)": CURVES})
-    assert [axes.get_legend() is None for axes in alike.axes] == [True, False]
-    other = pictures.loss_curves({"a": {"one": CURVES["one"]}, "b": {"two": CURVES["two"]}})
-    told = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in other.axes]
-    assert told == [["one"], ["two"]]
-
-
-def test_axes_are_plain_unless_asked():
-    (axes,) = pictures.loss_curves({"updates": CURVES}, y="test loss").axes
-    assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "linear")
-    assert axes.get_ylabel() == "test loss"
-    assert axes.get_title(loc="left") == "Test loss against updates"
-
-
-def test_title_of_curves_leaves_out_the_units():
-    (axes,) = pictures.loss_curves({"time (s)": CURVES}, y="loss (nats)").axes
-    assert axes.get_title(loc="left") == "Loss against time"
 
 
 def test_the_sizes_of_every_layer_are_drawn():
@@ -165,12 +114,6 @@ def test_the_sizes_of_every_layer_are_drawn():
     assert len({axes.get_ylim() for axes in figure.axes}) == 1
     assert "values, first to last layer: plain 1.0e-06 to 1.0e-02; other 8" in words(figure)
     assert [text.get_text() for text in figure.axes[1].texts] == ["plain"]
-
-
-def test_a_layer_with_hardly_any_gradient_has_no_point():
-    (axes,) = pictures.sizes_by_layer({"gradient": {"plain": [1e-20, 0.5, 1.0]}}).axes
-    assert axes.lines[0].get_xdata().tolist() == [2, 3]
-    assert [text.get_text() for text in axes.texts] == ["plain (to 1e-20)"]
 
 
 def test_shares_of_layers_add_up_and_a_layer_without_has_none():
@@ -221,15 +164,6 @@ def test_each_rank_has_its_loss_and_the_sound_runs_have_theirs():
     assert len(set(looks)) == 3
 
 
-def test_distance_is_drawn_and_zero_is_said_to_be_zero():
-    axes = pictures.symptoms(three_ranks()).axes[1]
-    assert list(axes.lines[0].get_ydata()) == [0.5, 0.25]
-    assert not axes.texts
-    equal = [trial(0, (0,), distance=(0.0, 0.0))]
-    axes = pictures.symptoms(equal).axes[1]
-    assert [text.get_text() for text in axes.texts] == ["0 after every step"]
-
-
 def test_each_sample_is_a_square_coloured_by_the_ranks_that_took_it():
     assert pictures.ranks_per_sample(three_ranks()).tolist() == [1, 1, 3, 1, 0, 0, 0]
     axes = pictures.symptoms(three_ranks()).axes[2]
@@ -238,19 +172,6 @@ def test_each_sample_is_a_square_coloured_by_the_ranks_that_took_it():
     assert shown.tolist() == [1, 1, 2, 1, 0, 0, 0]
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels == ["no rank: 3", "one rank: 3", "several: 1"]
-
-
-@pytest.mark.parametrize(("samples", "shape"), [(960, (24, 40)), (7, (3, 3)), (1, (1, 1))])
-def test_rows_of_squares_are_full_where_that_is_possible(samples, shape):
-    drawn = pictures.symptoms([trial(0, (0,), samples=samples)])
-    assert drawn.axes[2].images[0].get_array().shape == shape
-
-
-def test_the_words_say_what_the_picture_shows():
-    said = words(pictures.symptoms(three_ranks()))
-    assert "ranks 0 to 2: 1.000, 1.500, 1.000" in said
-    assert "weights at the end: 0.25" in said
-    assert "no rank 3, one rank 3, several 1" in said
 
 
 def test_lines_are_the_means_and_marks_stand_where_they_are_told():
@@ -271,14 +192,6 @@ def test_lines_are_the_means_and_marks_stand_where_they_are_told():
     assert all(shares[counts < 151] > 1)
     assert all(shares[counts > 151] < 1)
     assert ratio.get_ylim()[0] < shares[-1] < 1 < ratio.get_ylim()[1]
-
-
-def test_bars_of_schemes_are_as_long_as_the_bytes_and_marks_are_the_predictions():
-    sent = {"allreduce": {"worker": 2e6}, "dist_sync": {"worker": 2e6, "server": 4e6}}
-    model = {"allreduce": {"worker": 1e6}, "dist_sync": {"worker": 2e6, "server": 3e6}}
-    (axes,) = pictures.server_and_allreduce(sent, model).axes
-    assert sorted(bar.get_width() for bar in axes.patches) == [2.0, 2.0, 4.0]
-    assert sorted(line.get_xdata()[0] for line in axes.lines) == [1.0, 2.0, 3.0]
 
 
 SCHEDULES = {
@@ -307,24 +220,11 @@ def test_intervals_lie_in_their_rows_in_milliseconds():
     assert [label.get_text() for label in first.get_yticklabels()] == ["compute", "exchange"]
 
 
-def test_what_is_exposed_is_hatched():
-    first, second = pictures.overlap(SCHEDULES).axes
-    assert np.allclose(boxes(first, 0, hatched=True), [(4, 8)])
-    assert np.allclose(boxes(second, 0, hatched=True), [(4, 6)])
-
-
 def test_a_wait_at_the_end_is_exposed_and_clocks_may_begin_anywhere():
     late = (TraceEvent("backward", 0, 7.0, 7.001), TraceEvent("exchange", 0, 7.001, 7.004))
     (axes,) = pictures.overlap({"measured": OverlapStep("end", late)}).axes
     assert np.allclose(boxes(axes, 0), [(0, 1)])
     assert np.allclose(boxes(axes, 0, hatched=True), [(1, 4)])
-
-
-def test_titles_and_words_say_the_numbers():
-    drawn = pictures.overlap(SCHEDULES)
-    title = drawn.axes[1].get_title(loc="left")
-    assert title == "overlapped: step 8 ms, exposed 2 ms, overlap 0.50"
-    assert "end: step 10 ms, computing 6 ms, exchange 4 ms of which 4 ms exposed" in words(drawn)
 
 
 TIMES = {
@@ -351,12 +251,6 @@ def test_steps_and_waits_lie_where_they_were_measured():
         assert labels == ["worker 0", "worker 1"]
     first, second = (axes.get_xlim() for axes in drawn.axes)
     assert first == second
-
-
-def test_the_words_say_how_long_and_how_busy():
-    assert "one: 500 ms, workers compute 50 percent, 100 percent" in words(
-        pictures.worker_timeline(TIMES)
-    )
 
 
 def test_bars_are_shares_of_the_gradients():
@@ -430,17 +324,6 @@ def test_every_training_is_a_mark():
     assert "all: 1000 bytes, 90.5 percent" in drawn._repr_html_()
 
 
-def test_the_fastest_scheme_of_each_link_is_bold():
-    drawn = pictures.seconds_on_links(SECONDS, {"all": (0.5, 2), "few": (1, 1)})
-    assert np.allclose(drawn.axes[0].collections[0].get_segments()[0][:, 0], [4.5, 18])
-    bold = [
-        [text.get_text() for text in axes.texts if text.get_fontweight() == "bold"]
-        for axes in drawn.axes
-    ]
-    assert bold == [[" 2.5"], [" 1.2"]]
-    assert "slow: all 9 s, few 2.5 s" in drawn._repr_html_()
-
-
 SPACE = {
     "rate": search.LogUniform(1e-3, 1.0),
     "width": search.Integer(8, 64),
@@ -496,27 +379,12 @@ def test_bars_are_the_tasks_of_each_rank_and_the_prediction_a_line():
     assert "dealt: 4.00 s" in drawn._repr_html_()
 
 
-def test_projections_count_the_values_of_the_first_parameter():
-    grid = [(x, y) for x in (0.25, 0.75) for y in (0.25, 0.75)]
-    other = [(0.1, 0.2), (0.4, 0.6), (0.5, 0.1), (0.9, 0.8)]
-    drawn = pictures.projections({"grid": grid, "random": other}, lambda x: (x - 0.5) ** 2)
-    above = drawn.axes[:2]
-    assert above[0].get_title() == "grid: 2 values of it, best 0.062"
-    assert above[1].get_title() == "random: 4 values of it, best 0.000"
-    assert list(drawn.axes[3].lines[0].get_xdata()) == [x for x, _ in other]
-
-
 POINTS = [
     (1, {"metadata": 2.0, "bandwidth": 8.0, "network": 0.0}),
     (2, {"metadata": 2.0, "bandwidth": 4.0, "network": 0.0}),
     (4, {"metadata": 2.0, "bandwidth": 1.5, "network": 0.0}),
     (8, {"metadata": 2.0, "bandwidth": 1.0, "network": 0.0}),
 ]
-
-
-def test_limits_are_runs_of_the_slowest_part():
-    assert limits(POINTS) == [("bandwidth", 1, 2), ("metadata", 4, 8)]
-    assert limits(POINTS[:1]) == [("bandwidth", 1, 1)]
 
 
 def test_every_part_that_takes_time_has_its_line_and_the_slowest_a_thick_one():
@@ -532,12 +400,6 @@ def test_every_part_that_takes_time_has_its_line_and_the_slowest_a_thick_one():
     assert one.get_ylim() == two.get_ylim()
     assert one.get_ylim()[0] < 1.0
     assert one.get_xlabel() == "clients"
-
-
-def test_the_words_name_times_and_limits():
-    said = words(pictures.epoch_times({"one": POINTS}, x="clients"))
-    assert "one: 8 s at 1, 2 s at 8" in said
-    assert "bandwidth from 1 to 2 clients, metadata from 4 to 8 clients" in said
 
 
 def test_every_bit_is_drawn():
@@ -626,18 +488,6 @@ def test_batch_seconds_draws_each_framework_of_each_network():
     assert "Torch: 0.165 at 1, 0.11 at 2, 0.112 at 4" in words(figure)
 
 
-def test_efficiencies_are_shares_of_the_speed_up_from_the_first_point():
-    figure = pictures.efficiencies({"A": {"x": {4: 1.0, 16: 3.5}}, "B": {"y": {1: 2.0, 2: 3.0}}})
-    first, second = figure.axes
-    assert list(named_lines(first)["x"]) == [1.0, 3.5 / 4]
-    assert list(named_lines(second)["y"]) == [1.0, 0.75]
-    assert first.get_ylim()[0] == 0
-    cut = pictures.efficiencies({"A": {"x": {4: 1.0, 16: 3.5}}}, least=0.5)
-    assert cut.axes[0].get_ylim()[0] == 0.5
-    assert "A: efficiency (1 = no loss) against GPUs; x: 1 at 4, 0.875 at 16" in words(figure)
-    assert second.get_xlabel() == "GPUs"
-
-
 def test_published_efficiencies_of_ibm_are_drawn_again():
     rows = [row for row in load("scaling_ibm_ddl") if row["framework"].startswith("Caffe")]
     series = {row["gpus"]: row["speedup_over_one_node"] for row in rows}
@@ -667,26 +517,6 @@ def test_last_releases_draw_known_days_only_in_order():
     drawn = [line.get_marker() for line in axes.lines if line.get_marker() in ("o", "s")]
     ten = {row["framework"] for row in rows if row["named_in"] == "survey Table 1"}
     assert drawn == ["o" if name in ten else "s" for name in names]
-
-
-@pytest.mark.parametrize(
-    ("text", "year"), [("2020-01-01", 2020.0), ("2020-07", 2020.498), ("2021", 2021.0)]
-)
-def test_days_become_years(text, year):
-    assert frameworks._day(text) == pytest.approx(year, abs=2e-3)
-
-
-def test_colours_of_five_frameworks_differ():
-    axes = pictures.batch_seconds(GK210).axes[0]
-    assert len({line.get_color() for line in axes.lines}) == len(np.unique(list(named_lines(axes))))
-
-
-def test_errors_of_seeds_are_drawn_beside_a_baseline():
-    groups = {"here": {"a": [3.0, 1.0], "b": [2.0]}, "longer": {"a": [1.0], "b": [4.0]}}
-    axes = pictures.seed_errors(groups, {"line": 2.5}, "error").axes[0]
-    points = [list(line.get_xdata()) for line in axes.lines]
-    assert points == [[3, 1], [2, 2], [2], [2, 2], [1], [1, 1], [4], [4, 4], [2.5, 2.5]]
-    assert {text.get_text() for text in axes.texts} == {"here", "longer", "line"}
 
 
 def test_throughput_is_drawn_beside_what_is_proportional():
@@ -734,26 +564,12 @@ def test_shade_is_the_share_of_the_points_and_lies_where_they_do():
     assert shares[:, : shares.shape[1] // 2].sum() == pytest.approx(0.25)
 
 
-def test_points_beyond_the_panel_are_said_in_its_title():
-    points = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, -9.0]])
-    drawn = pictures.densities({"some": points, "none": points[:1]}, Ring().density)
-    assert [axes.get_title() for axes in drawn.axes] == ["some\n(2 beyond)", "none"]
-    assert np.asarray(drawn.axes[0].images[0].get_array()).sum() == pytest.approx(1 / 3)
-
-
 def test_outline_stands_where_the_density_is_a_tenth():
     ring = Ring(modes=1, radius=1.0, deviation=0.4)
     axes = pictures.densities({"ring": np.zeros((1, 2))}, ring.density).axes[0]
     outline = np.concatenate(axes.collections[0].get_paths()[0].to_polygons())
     apart = np.linalg.norm(outline - ring.centres[0], axis=1)
     assert np.allclose(apart, 0.4 * np.sqrt(2 * np.log(10)), atol=0.02)
-
-
-def test_panels_of_an_unfinished_row_are_empty_and_alt_text_names_the_sets():
-    points = np.zeros((2, 2))
-    drawn = pictures.densities(dict.fromkeys("abcdef", points), Ring().density)
-    assert [axes.axison for axes in drawn.axes] == [True] * 6 + [False] * 4
-    assert "6 panels: a; b; c; d; e; f." in drawn._repr_html_()
 
 
 RANDOM = np.random.default_rng(0)
@@ -784,12 +600,6 @@ def test_images_fill_rows_from_the_left_and_do_not_overlap():
         assert np.array_equal(each.get_array(), image)
 
 
-def test_grey_ones_may_have_a_channel_and_coloured_ones_stay_coloured():
-    grey, coloured = RANDOM.random((2, 5, 4, 1)), RANDOM.random((2, 5, 4, 3))
-    assert images_of(pictures.image_grid(grey))[0].get_array().shape == (5, 4)
-    assert np.allclose(images_of(pictures.image_grid(coloured))[1].get_array(), coloured[1])
-
-
 def test_unit_scale_is_the_same_for_all_and_divides_bytes():
     images = np.array([[[0, 51]], [[102, 255]]], np.uint8)
     shown = images_of(pictures.image_grid(images))
@@ -800,11 +610,6 @@ def test_unit_scale_is_the_same_for_all_and_divides_bytes():
     assert noisy.to_rgba(1.5) == noisy.to_rgba(1.0)
 
 
-def test_own_scale_is_each_image_s_range():
-    shown = images_of(pictures.image_grid([[[1.0, 5.0]], [[-2.0, 2.0]], [[3.0, 3.0]]], scale="own"))
-    assert [each.get_clim() for each in shown] == [(1, 5), (-2, 2), (3, 4)]
-
-
 def test_signed_scale_is_one_around_zero_and_tells_the_sign_by_colour():
     shown = images_of(pictures.image_grid([[[0.5, -0.1]], [[-2.0, 0.0]]], scale="signed"))
     assert [each.get_clim() for each in shown] == [(-2, 2)] * 2
@@ -813,33 +618,6 @@ def test_signed_scale_is_one_around_zero_and_tells_the_sign_by_colour():
     red, _green, blue, _alpha = shown[0].to_rgba(-2.0)
     assert blue > red
     assert min(shown[0].to_rgba(0.0)) > 0.95
-
-
-def test_titles_stand_above_their_images_and_rows_have_theirs():
-    figure = pictures.image_grid(
-        RANDOM.random((4, 3, 3)), titles=list("abcd"), columns=2, row_titles=["noisy", "clean"]
-    )
-    axes = figure.axes[0]
-    places = {text.get_text(): text.get_position() for text in axes.texts}
-    for title, image in zip("abcd", axes.images, strict=True):
-        left, right, bottom, top = image.get_extent()
-        assert left < places[title][0] < right
-        assert places[title][1] < top < bottom  # y grows downwards
-    for name, image in (("noisy", axes.images[0]), ("clean", axes.images[2])):
-        left, _right, bottom, top = image.get_extent()
-        assert places[name][0] < left
-        assert top < places[name][1] < bottom
-    said = words(figure)
-    assert said == "4 pictures in 2 rows of 2; rows: noisy, clean; titles: a, b, c, d."
-
-
-def test_labels_of_a_data_set_are_titles():
-    axes = pictures.image_grid(RANDOM.random((2, 3, 3)), titles=np.array([7, 0])).axes[0]
-    assert [text.get_text() for text in axes.texts] == ["7", "0"]
-
-
-def test_own_words_for_pictures():
-    assert words(pictures.image_grid(RANDOM.random((2, 3, 3)), alt="two squares")) == "two squares"
 
 
 CLIPS = np.random.default_rng(1).integers(0, 256, (2, 6, 16, 16, 3)).astype(np.uint8)
@@ -855,27 +633,6 @@ def test_a_row_for_each_predictor_and_a_column_for_each_frame():
     assert np.allclose(images[0], CLIPS[1, 0] / 255)
     assert np.allclose(images[6], CLIPS[1, 5] / 255)
     assert {text.get_text() for text in drawn.axes[0].texts} == {"truth", "repeat"}
-
-
-def test_scores_are_drawn_frame_by_frame():
-    drawn = pictures.frame_scores({"flow": ([20, 19], [0.8, 0.7]), "GAN": ([22, 21], [0.9, 0.8])})
-    left, right = drawn.axes
-    assert [list(line.get_ydata()) for line in left.lines] == [[20, 19], [22, 21]]
-    assert list(right.lines[1].get_xdata()) == [1, 2]
-    assert left.get_ylabel() == "PSNR (dB)"
-
-
-def test_growth_has_a_line_for_each_resolution():
-    drawn = pictures.growth([0.02, 0.04, 0.03], [8, 16, 16])
-    lines = drawn.axes[0].lines
-    assert [list(line.get_xdata()) for line in lines] == [[1], [2, 3]]
-    assert np.allclose(lines[1].get_ydata(), [4, 3])
-
-
-def test_shares_add_up_to_a_whole_step():
-    drawn = pictures.shares([("ours", 1e6, 0.09, 0.01), ("guide", 8e8, 0.5, 0.5)])
-    heights = [bar.get_height() for bar in drawn.axes[0].patches]
-    assert np.allclose(heights, [90, 10, 50, 50])
 
 
 def test_film_has_all_frames_side_by_side_and_repeats_indefinitely():
@@ -909,31 +666,6 @@ def test_intervals_stand_at_their_findings_whatever_the_order():
     assert intervals(axes, 0)["Mass"] == pytest.approx((0.5, 0.7))
     assert intervals(axes, 1)["Mass"] == pytest.approx((0.75, 0.84))
     assert intervals(axes, 1)["Edema"] == pytest.approx((0.6, 0.78))
-
-
-def test_findings_go_from_the_highest_to_the_lowest_and_the_mean_is_apart():
-    axes = pictures.areas_under_curves({"one": ONE[::-1]}).axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["Edema", "Mass", "mean"]
-    low, high = axes.get_ylim()
-    assert low > high  # the first one on top
-
-
-def test_published_values_are_marked_where_there_are_some():
-    axes = pictures.areas_under_curves({"one": ONE}, {"Mass": 0.87, "Hernia": 0.9}).axes[0]
-    marks = next(line for line in axes.lines if line.get_label() == "published CheXNet")
-    assert list(marks.get_xdata()) == [0.87]
-    assert list(marks.get_ydata()) == [1]
-
-
-def test_words_tell_means_and_how_many_differences_are_told():
-    shown = pictures.areas_under_curves({"one": ONE, "other": OTHER})._repr_html_()
-    assert "one 0.750, other 0.750" in shown
-    assert "Highest for Edema (0.90), lowest for Mass (0.60)" in shown
-    gains = [("Edema", 0.2, 0.1, 0.3), ("Mass", -0.2, -0.3, -0.1), ("Hernia", 0.1, -0.1, 0.3)]
-    shown = pictures.area_gains({"a - b": gains})._repr_html_()
-    assert "3 findings" in shown
-    assert "above 0 in 2" in shown
-    assert "one side of 0 in 2" in shown
 
 
 def test_area_under_the_drawn_curve_is_the_count_of_pairs():

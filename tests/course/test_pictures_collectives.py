@@ -27,13 +27,6 @@ def test_everyone_has_everything_once_in_the_end(name, ranks):
     assert all(part == everyone for parts in last for part in parts)
 
 
-@pytest.mark.parametrize("ranks", [1, 3, 5, 6])
-def test_tree_and_ring_work_for_any_number_of_ranks(ranks):
-    for name in ("tree", "ring"):
-        *_, last = contributions(steps(name, ranks), ranks)
-        assert all(part == frozenset(range(ranks)) for parts in last for part in parts)
-
-
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_number_of_steps_and_parts_sent_are_those_of_the_formulas(ranks):
     log = ranks.bit_length() - 1
@@ -134,23 +127,6 @@ def test_adding_twice_and_impossible_schedules_are_refused():
         steps("star")
 
 
-def test_a_followed_part_is_drawn_in_its_own_colour():
-    from dlguide.plots.figures import PURPLE
-
-    figure = pictures.collective({"ring": steps("ring")}, follow=3)
-    arrows = [text.arrow_patch for text in figure.axes[0].texts if hasattr(text, "arrow_patch")]
-    from matplotlib.colors import to_rgba
-
-    assert sum(a is not None and a.get_edgecolor() == to_rgba(PURPLE) for a in arrows) == 6
-
-
-def test_times_on_networks_are_relative_to_the_reference_on_the_first():
-    times = {"own": {"ring": 2.0, "tree": 4.0}, "shared": {"ring": 2.0, "tree": 8.0}}
-    figure = pictures.crowded_links(times, "ring")
-    assert [bar.get_width() for bar in figure.axes[1].patches] == [1, 4]
-    assert "shared: ring 1.00, tree 4.00" in words(figure)
-
-
 def test_relative_times_divide_the_fastest_samples():
     from dlguide.bench.allreduce import AllreducePoint
 
@@ -162,8 +138,3 @@ def test_relative_times_divide_the_fastest_samples():
     assert "ring: 8 B 2.00" in words(figure)
     model = figure.axes[0].lines[-2]
     assert list(model.get_ydata()) == [1.5]
-
-
-@pytest.mark.parametrize(("nbytes", "text"), [(8, "8 B"), (1448, "1.41 KiB"), (1 << 24, "16 MiB")])
-def test_sizes_are_written_in_powers_of_1024(nbytes, text):
-    assert pictures.short_bytes(nbytes) == text

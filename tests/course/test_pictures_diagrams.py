@@ -44,25 +44,6 @@ def test_exchange_draws_who_has_what_before_and_after():
     assert "bcast: before rank 0 7, rank 1 nothing; after rank 0 7, rank 1 7." in words(figure)
 
 
-def test_several_values_fit_into_a_box():
-    figure = pictures.exchange({"gather": ([1], [["c0", "c1", "c2", "c3"]], [])})
-    assert "c0 c1 c2\nc3" in texts(figure.axes[0])
-
-
-def test_exchange_by_source_keeps_the_colour_of_each_rank():
-    arrows = [(0, 0), (1, 0)]
-    panels = {"gather": ([1, 2], [[1, 2], None], arrows), "sum": ([1, 2], [3, None], arrows)}
-    gather, total = pictures.exchange(panels, by_source=True).axes
-    own, pieces = gather.patches[:2], gather.patches[2:4]
-    assert [p.get_facecolor() for p in own] == [p.get_facecolor() for p in pieces]
-    assert "3" in [text.get_text() for text in total.texts]
-
-
-def test_exchange_fills_rows_and_leaves_the_rest_empty():
-    panels = {str(number): ([1], [1], []) for number in range(4)}
-    assert len(pictures.exchange(panels).axes) == 6
-
-
 def test_timelines_say_who_waits_and_what_is_never_reached():
     rows = [[("Recv", "waits"), ("Send", "never")], [("Send", "done")]]
     figure = pictures.timelines({"stuck": rows})
@@ -112,21 +93,6 @@ def test_communication_cores_are_hatched_and_shared_ones_framed():
     assert "Rank 1 computes on socket 1, NUMA node 1: CPUs 24-45." in words(figure)
 
 
-def test_a_plans_communication_cores_are_its_own():
-    node = imagine(2, 4)
-    plan = threads.plan(node, 2, comm_cores=1)
-    drawn = cells(pictures.affinity(plan, node))
-    hatched = {cpu for cpu, (_, patch) in drawn.items() if patch.get_hatch()}
-    assert hatched == {cpu for cpus in plan.comm_cpus for cpu in cpus} == {3, 7}
-
-
-def test_a_map_of_something_else_is_refused():
-    with pytest.raises(ValueError, match="`machine` must be that of the plan"):
-        pictures.affinity(threads.plan(imagine(2, 4), 2))
-    with pytest.raises(ValueError, match="`plan` must name CPUs of the machine"):
-        pictures.affinity(threads.plan(imagine(2, 4), 2), imagine(1, 2))
-
-
 def test_pipeline_draws_a_box_for_every_cell_and_says_the_order():
     cells = [
         SimpleNamespace(stage=stage, microbatch=0, kind=kind, start_s=start, end_s=start + 1.0)
@@ -172,14 +138,6 @@ def test_states_come_one_after_the_other_and_attention_in_one_round():
 # --- storage --------------------------------------------------------------------------------------
 
 
-def test_every_node_and_target_has_its_box():
-    figure = pictures.file_system()
-    said = texts(figure.axes[0])
-    assert [f"node {number}" in said for number in range(5)] == [True] * 4 + [False]
-    assert [f"OST {number}\nbytes" in said for number in range(7)] == [True] * 6 + [False]
-    assert "4 nodes above, one metadata server and 6 object storage targets" in words(figure)
-
-
 def test_stripe_lies_on_target_of_its_number_modulo_the_count():
     figure = pictures.striping({"wide": [(7, 3), (2, 2)], "narrow": [(3, 1)]})
     said = words(figure)
@@ -190,11 +148,6 @@ def test_stripe_lies_on_target_of_its_number_modulo_the_count():
     )
     assert "narrow: OST 0 has a0 a1 a2, OST 1 has nothing" in said
     assert [len(axes.patches) for axes in figure.axes] == [9, 3]
-
-
-def test_a_layout_that_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="`stripe count` must be at most the 4 targets, got 5"):
-        pictures.striping({"one": [(4, 5)]})
 
 
 # --- two programs ---------------------------------------------------------------------------------
@@ -221,16 +174,6 @@ def test_what_is_in_both_is_cut():
     before = "\n".join("123456789")
     lines = difference(before, before.replace("5", "five")).lines
     assert lines == (("…", ""), ("-", "5"), ("+", "five"), ("…", ""))
-
-
-def test_equal_texts_show_one_cut():
-    assert difference("a\nb", "a\nb").lines == (("…", ""),)
-    assert difference("", "").lines == ()
-
-
-def test_count_leaves_out_empty_lines_and_comments():
-    found = difference("a", "a\n\n# said\nb\n    # said\n  c")
-    assert (found.count("+"), found.count("-")) == (2, 0)
 
 
 def test_html_escapes_the_text_and_shows_the_marks():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from fake_machine import machine as fake
 
-from dlcourse import pictures, systolic
+from dlcourse import pictures
 from dlguide.machine import gpu_topology, processors, roofline
 from dlguide.machine.roofline import Roof
 
@@ -34,11 +34,6 @@ def test_topology_draws_every_core_once(nodes):
     assert sum("NUMA" in text for text in texts(axes)) == len(nodes)
 
 
-def test_topology_of_many_cores_has_no_numbers_but_all_boxes():
-    (axes,) = pictures.topology(fake(64, 64)).axes
-    assert len([patch for patch in axes.patches if patch.get_width() == 0.85]) == 128
-
-
 def test_catalogue_draws_what_is_stated():
     found = processors.select(since=2016)
     name = "NVIDIA P100 SXM2"
@@ -60,16 +55,6 @@ def test_links_draw_each_link_and_the_ring_over_them():
     dotted = [[line.get_linestyle() for line in each.lines].count(":") for each in (left, right)]
     missing = sum(not gpu_topology.bandwidth(gpu_topology.DGX_1, k, (k + 1) % 8) for k in range(8))
     assert dotted == [missing, 0]
-
-
-def test_systolic_picture_shows_products_and_results():
-    weights = [[1, 2], [3, 4]]
-    found = systolic.simulate(np.array([[5, 6]]), np.array(weights))
-    panels = pictures.systolic(found, weights).axes
-    assert len(panels) == 3
-    assert "5 x 1\n↓ 5" in texts(panels[0])
-    assert "23" in texts(panels[1])
-    assert "34" in texts(panels[2])
 
 
 def test_the_plot_draws_slope_peaks_and_points():

@@ -54,13 +54,6 @@ def test_table_shows_every_cell_with_markup_escaped():
     assert reader.rows[2] == ["a", "10", ""]
 
 
-def test_table_has_a_caption_and_marks_heads_of_rows_and_columns():
-    page = pictures.table(ROWS)._repr_html_()
-    assert "<caption>" in page
-    assert page.count('scope="row"') == 3
-    assert page.count('scope="col"') == 3
-
-
 def test_nothing_is_loaded_from_elsewhere():
     page = pictures.table(ROWS)._repr_html_()
     for word in ("src=", "@import", "url(", "fetch(", "<link"):
@@ -83,17 +76,6 @@ def test_sort_puts_numbers_in_order_and_empty_cells_last():
     assert [row["size"] for row in table.sort("size", descending=True).rows] == [10, 2, None]
 
 
-def test_select_shows_other_columns():
-    reader = read(pictures.table(ROWS).select("note", "name"))
-    assert reader.rows[0] == ["note", "name"]
-    assert reader.rows[3] == ["10_one 11_two", "c"]
-
-
-def test_text_form_has_title_heads_and_cells():
-    lines = repr(pictures.table(ROWS, columns=("name", "size"), title="Sizes")).splitlines()
-    assert lines == ["Sizes", "name | size", "b<b> | 2", "a | 10", "c | "]
-
-
 def test_links_go_to_notebooks_and_addresses_only():
     links = {"note": pictures.web_links}
     reader = read(pictures.table(ROWS, links=links))
@@ -102,12 +84,6 @@ def test_links_go_to_notebooks_and_addresses_only():
     assert books.links == ["10_one.ipynb", "11_two.ipynb"]
     bad = {"note": lambda text: [("click", "javascript:alert(1)")]}
     assert read(pictures.table(ROWS[2:], links=bad)).links == ["#"]
-
-
-def test_program_text_keeps_its_lines():
-    rows = [{"name": "x", "text": "if a < b:\n    go()"}]
-    page = pictures.table(rows, code=("text",))._repr_html_()
-    assert "if a &lt; b:\n    go()</pre>" in page
 
 
 @pytest.mark.parametrize(

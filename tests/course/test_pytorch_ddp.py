@@ -72,13 +72,6 @@ def test_weights_come_back_from_pytorchs_order_bit_by_bit():
     assert sorted(pytorch_net.READY) == sorted(pytorch_net.SHAPES)
 
 
-def test_other_weights_are_refused():
-    with pytest.raises(ValueError, match="`weights` must be those of mnist_cnn"):
-        pytorch_net.to_pytorch(weights()[:7])
-    with pytest.raises(ValueError, match="`weights` must be those of mnist_cnn"):
-        pytorch_net.require_shapes([each.T for each in weights()])
-
-
 @pytest.mark.parametrize(
     ("nbytes", "cap", "expected"),
     [
@@ -94,15 +87,6 @@ def test_other_weights_are_refused():
 def test_bucket_is_closed_once_it_holds_the_cap(nbytes, cap, expected):
     assert pytorch_net.buckets(nbytes, cap) == expected
     assert sum(pytorch_net.bucket_sizes(nbytes, cap)) == sum(nbytes)
-
-
-def test_owner_bears_the_traffic_of_all_helpers():
-    for ranks in (2, 3, 4, 32):
-        found = pytorch_ddp.traffic(ranks, 1000, 120 * ranks)
-        assert found["a helper"] == 2 * 1000 + 120
-        assert found["rank 0"] == (ranks - 1) * found["a helper"]
-        assert found["each of a ring"] < 4 * 1000
-    assert set(pytorch_ddp.traffic(1, 1000, 0).values()) == {0.0}
 
 
 def test_missing_pytorch_is_told_with_the_command(monkeypatch):
@@ -141,16 +125,6 @@ def test_marked_cells_only_say_what_is_missing(torch, horovod, shown, monkeypatc
 
 
 # --- with PyTorch, in processes of their own ---------------------------------------------------
-
-
-@needs_pytorch
-@pytest.mark.parametrize("channels", [1, 3])
-def test_channels_are_moved_not_scrambled(channels):
-    images = np.random.default_rng(1).normal(size=(2, 4, 5, channels)).astype("f4")
-    pixels, _ = pytorch_net.to_tensors(images, np.arange(2))
-    assert np.array_equal(pixels.numpy(), images.transpose(0, 3, 1, 2))
-    assert pixels.is_contiguous()
-    assert np.shares_memory(pixels.numpy(), images) == (channels == 1)
 
 
 @needs_pytorch

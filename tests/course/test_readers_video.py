@@ -6,7 +6,6 @@ import layout_writers
 import numpy as np
 import pytest
 from imagenet_writers import write_folders
-from PIL import Image
 
 from dlcourse.usecases.chest_xray import chestxray14, phantoms
 from dlcourse.usecases.video import kitti_tracking, street_scenes
@@ -67,25 +66,6 @@ def test_all_clips_that_fit_are_there_and_no_other(before, after, step):
     assert (len(clip.past), len(clip.future)) == (before, after)
 
 
-def test_frames_are_brought_to_one_size(made):
-    found = clips(read_all(made), 2, 1, size=(16, 53))
-    first = DRIVES[0][0].pixels
-    assert found[0].past.shape == (2, 16, 53, 3)
-    # half as large: each pixel is about the mean of four
-    rows, columns = first.shape[0] // 2, first.shape[1] // 2
-    mean = first[: 2 * rows, : 2 * columns].reshape(rows, 2, columns, 2, 3).mean((1, 3))
-    assert np.abs(found[0].past[0].astype(float) - mean).mean() < 6
-
-
-def test_frames_of_different_sizes_are_named(copy):
-    path = copy / "image_02/0000/000003.png"
-    Image.open(path).resize((50, 20)).save(path)
-    drives = read_all(copy, labels=False)
-    with pytest.raises(DataError, match=r"0000.*frame 3 has the shape \(20, 50, 3\), frame 0 "):
-        clips(drives)[0]
-    assert clips(drives, size=(20, 50))[0].past.shape == (6, 20, 50, 3)
-
-
 def test_a_damaged_frame_stops_its_clip_and_is_named(copy):
     found = clips(read_all(copy))
     (copy / "image_02/0000/000013.png").write_bytes(b"\x89PNG\r\n\x1a\n")
@@ -111,24 +91,6 @@ def test_clips_that_cannot_be_are_refused(arguments, text):
 
 
 # --- sequences ---------------------------------------------------------------------------------
-
-
-def test_sequences_without_labels_are_read_as_video(copy):
-    shutil.rmtree(copy / "label_02")
-    found = kitti_tracking.read(copy, "0001", labels=False)
-    assert len(found) == 11
-    assert found[10].labels == ()
-    assert np.array_equal(found[10].pixels, DRIVES[1][10].pixels)
-
-
-def test_the_last_frame_of_a_cut_sequence_is_missed_by_its_labels(copy):
-    path = copy / "label_02/0001.txt"
-    lines = path.read_text().splitlines()
-    last = [number for number, line in enumerate(lines, 1) if line.startswith("10 ")]
-    assert last
-    (copy / "image_02/0001/000010.png").unlink()
-    with pytest.raises(DataError, match=rf"0001\.txt, line {last[0]}: frame 10 of a sequence with"):
-        kitti_tracking.read(copy, "0001")
 
 
 # --- into the formats --------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlcourse import recipes_2019
-from dlcourse.recipes_2019 import KmpAffinity, parse_cpu_lists, parse_kmp, parse_places
+from dlcourse.recipes_2019 import parse_cpu_lists, parse_kmp, parse_places
 from dlguide.machine import imagine, threads
 
 RUNTIME = json.loads((Path(__file__).parent / "intel_affinity.json").read_text())
@@ -52,12 +52,6 @@ def test_threads_are_placed_as_intels_runtime_placed_them(name, value, count, ma
             assert [list(cpus) for cpus in came] == expected
 
 
-def test_the_oracle_knows_every_type_and_both_runtimes():
-    kinds = {parse_kmp(value).kind for _, value, *_ in RUNTIME}
-    assert kinds == {*recipes_2019.KMP_TYPES} - {"disabled"}
-    assert sum(then != now for *_, then, now in RUNTIME if then and now) >= 4
-
-
 @given(
     st.sampled_from([*MACHINES.values(), *NODES.values()]),
     st.sampled_from(["compact", "scatter", "balanced", "logical", "physical"]),
@@ -67,14 +61,6 @@ def test_as_many_threads_as_cpus_use_every_cpu_once(machine, kind, number):
     value = f"granularity=fine,{kind}" + ("" if kind == "balanced" else f",{number}")
     placed = recipes_2019.place_kmp(parse_kmp(value), machine.cores, machine.logical_cores)
     assert sorted(placed) == [(core.cpu,) for core in machine.cores]
-
-
-def test_every_modifier_of_the_grammar_is_read():
-    text = "verbose,norespect,granularity=thread,nowarnings,proclist=[3,0-4:2,{5,6}],explicit"
-    listed = ((3,), (0,), (2,), (4,), (5, 6))
-    assert parse_kmp(text) == KmpAffinity("explicit", "thread", 0, 0, listed)
-    assert parse_kmp(" Granularity=Core , COMPACT,1 , 2").permute == 1
-    assert parse_kmp("physical,3") == KmpAffinity("physical", "core", 0, 3)
 
 
 @pytest.mark.parametrize(
@@ -123,14 +109,6 @@ def test_places_of_the_standard_are_read_alike():
         came = parse_places(text, ())
         assert (came[::-1] if text.endswith("-4") else came) == four
     assert parse_places("{0:3:2}", ()) == ((0, 2, 4),)
-
-
-def test_places_by_name_are_those_of_the_machine():
-    cores = MACHINES["2x4ht even/odd"].cores
-    even_and_odd = (tuple(range(0, 16, 2)), tuple(range(1, 16, 2)))
-    assert parse_places("sockets", cores) == parse_places("numa_domains", cores) == even_and_odd
-    assert parse_places("cores(3)", cores) == ((0, 8), (2, 10), (4, 12))
-    assert len(parse_places("threads", cores)) == 16
 
 
 def test_policies_deal_threads_to_places():
@@ -204,14 +182,6 @@ def test_the_guides_recipe_fills_the_node_and_its_communication_cores_lie_wrong(
     assert read.plan == threads.plan(machine, 2, comm_cores=2)
 
 
-def test_communication_cores_of_a_socket_each_are_not_blamed():
-    read = recipes_2019.explain(
-        RECIPE, imagine(2, 24), OMP_NUM_THREADS=22, MLSL_NUM_SERVERS=2,
-        MLSL_SERVER_AFFINITY="23,22,47,46",
-    )  # fmt: skip
-    assert not any("do not lie" in each or "should only" in each for each in read.findings)
-
-
 def test_c23_is_computed_for_both_numberings():
     here = "process 0 communicates on socket 1 (CPUs 39, 38), process 1 communicates on socket 1"
     both = "process 0 communicates on sockets 0 and 1 (CPUs 39, 38)"
@@ -230,17 +200,6 @@ def test_without_hardware_threads_the_old_runtime_alternates_between_sockets_and
     assert not any("later runtimes" in finding for finding in again.findings)
 
 
-def test_processes_that_share_cpus_are_blamed():
-    listed = {"MLSL_NUM_SERVERS": 1, "MLSL_SERVER_AFFINITY": "46,47", "OMP_NUM_THREADS": 2}
-    read = recipes_2019.explain(
-        "explicit,proclist=[0-1],granularity=fine", imagine(2, 24), **listed
-    )
-    assert read.processes[0].computes == read.processes[1].computes == (0, 1)
-    said = "\n".join(read.findings)
-    assert "2 cores have more than one computing thread, up to 2, while 46 have none" in said
-    assert "Processes share CPUs 0-1" in said
-
-
 def test_too_many_threads_are_counted():
     # 4 ranks with 2 threads on two cores with two hardware threads each (the workshop's host)
     four = {"MLSL_NUM_SERVERS": 1, "MLSL_SERVER_AFFINITY": "0,1,2,3", "OMP_NUM_THREADS": 2}
@@ -249,12 +208,6 @@ def test_too_many_threads_are_counted():
     assert said in read.findings
     assert read.plan is None
     assert any("There is no plan" in finding for finding in read.findings)
-
-
-def test_threads_without_binding_are_said_to_move():
-    read = recipes_2019.explain("none", imagine(2, 4), OMP_NUM_THREADS=3)
-    assert read.processes[0].threads == (tuple(range(8)),) * 3
-    assert any("The threads are not bound" in finding for finding in read.findings)
 
 
 @pytest.mark.parametrize(
@@ -297,10 +250,3 @@ def test_an_imagined_machine_has_every_cpu_once_and_its_siblings_together(s, c, 
         assert (core.core, core.socket) == (first.core, first.socket)
         expected = first.cpu // c if numbering == "blocks" else first.cpu % s
         assert core.socket == expected
-
-
-def test_an_imagined_machine_refuses_what_is_none():
-    with pytest.raises(ValueError, match="`cores` must be a whole number of at least 1"):
-        imagine(2, 0)
-    with pytest.raises(ValueError, match="`numbering` must be one of blocks, turns"):
-        imagine(numbering="random")

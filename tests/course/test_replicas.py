@@ -108,17 +108,3 @@ def too_few():
 def test_fewer_samples_than_ranks_are_refused_on_all_ranks(tmp_path):
     words = "`arrays` must hold a sample for each of the 2 ranks, got 1."
     assert on_ranks(2, too_few, tmp_path) == [words, words]
-
-
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ((0, 1, 1, 1), "`ranks` must"),
-        ((2, -1, 1, 1), "`weights_nbytes` must"),
-        ((2, 1, 1.5, 1), "`inputs_nbytes` must"),
-        ((2, 1, 1, -1), "`activations_nbytes` must"),
-    ],
-)
-def test_sizes_that_are_no_counts_are_refused(asked, words):
-    with pytest.raises(ValueError, match=words):
-        replicas.memory(*asked)

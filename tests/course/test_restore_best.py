@@ -56,19 +56,3 @@ def test_best_weights_come_back_when_the_held_samples_want_something_else(net):
     assert 0 < best < 40
     assert min(looks, key=looks.get) == best
     assert np.allclose(net.get_weights()[0], weights[best], rtol=1e-4)
-
-
-def test_every_step_draws_its_own_samples(net):
-    drawn = []
-
-    def draw(step):
-        drawn.append(step)
-        return ONE, step * ONE
-
-    train_restore_best(net, draw, (ONE, ONE), squared, 7, 0.1)
-    assert drawn == list(range(7))
-
-
-def test_numbers_out_of_range_are_refused(net):
-    with pytest.raises(ValueError, match="`steps` must be a whole number of at least 1, got 0"):
-        train_restore_best(net, lambda step: (ONE, ONE), (ONE, ONE), squared, 0, 0.1)

@@ -34,32 +34,7 @@ def test_points_are_spread_as_the_density_says():
         assert np.allclose(np.cov(own.T), 0.25**2 * np.eye(2), atol=5 * 0.25**2 * (2 / 2000) ** 0.5)
 
 
-def test_a_seed_gives_the_same_points_and_another_one_others():
-    ring = Ring()
-    first, again, other = (np.asarray(ring.draw(seed, 50)) for seed in ((1, 2), (1, 2), (1, 3)))
-    assert np.array_equal(first, again)
-    assert np.abs(first - other).min() > 0
-
-
 def test_true_points_visit_all_places_and_the_share_of_good_ones_is_that_of_three_deviations():
     visited, good = Ring(modes=8).visited(Ring(modes=8).draw((0, 1), 20_000))
     assert visited == 8
     assert good == pytest.approx(1 - np.exp(-4.5), abs=0.005)
-
-
-def test_points_of_few_places_visit_only_those():
-    ring = Ring(modes=8)
-    rare = np.tile(ring.centres[3], (4, 1))  # 4 of 200 are below a fifth of 200 / 8
-    points = np.concatenate([np.tile(ring.centres[0], (96, 1)), np.zeros((100, 2)), rare])
-    assert ring.visited(points) == (1, 0.5)
-    points[0] = ring.centres[3]  # the fifth
-    assert ring.visited(points)[0] == 2
-
-
-def test_what_is_no_ring_or_no_points_is_refused():
-    with pytest.raises(ValueError, match=r"`modes` must be a whole number"):
-        Ring(modes=0)
-    with pytest.raises(ValueError, match=r"`deviation` must be a positive number"):
-        Ring(deviation=-1.0)
-    with pytest.raises(ValueError, match=r"`points` must have the shape \(samples, 2\)"):
-        Ring().visited(np.zeros((4, 3)))

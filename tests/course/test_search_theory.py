@@ -46,13 +46,6 @@ def test_known_schedules():
     assert search_theory.makespan([]) == 0.0
 
 
-def test_wrong_schedules_are_refused():
-    with pytest.raises(ValueError, match="`ranks` must be"):
-        search_theory.first_free([1.0], 0)
-    with pytest.raises(ValueError, match="`seconds` must be at least 0"):
-        search_theory.beforehand([1.0, -1.0], 2)
-
-
 # --- the winner's luck -------------------------------------------------------------------------
 
 
@@ -97,11 +90,3 @@ def test_played_tasks_in_order_are_list_scheduling(ranks):
     assert len(some) == 7
     early = search_theory.play(InOrder(20), lambda task, _: (0, 1.0, 1.0), ranks, until_s=1.5)
     assert len(early) == min(20, 2 * ranks)
-
-
-def test_the_nearest_point_of_the_table_is_the_point_itself():
-    table = search_theory.Table()
-    assert len(table) == 2000
-    for point in (0, 7, 1999):
-        assert table.parameters[table.nearest(table.parameters[point])] == table.parameters[point]
-    assert (table.cpu_s.mean(axis=0)[1:] > table.cpu_s.mean(axis=0)[:-1]).all()

@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import yaml
 from lab_in_browser import CHROMIUM, SHOTS, chromium
+from lanes import long
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(900)
@@ -228,17 +229,17 @@ MISSING = "() => [...document.images].filter(i => i.complete && !i.naturalWidth)
 
 
 @browser
-@pytest.mark.parametrize("width", [1280, 390])
-def test_every_page_fits_and_shows_its_pictures(site, window, width):
-    window.set_viewport_size({"width": width, "height": 900})
+def test_every_page_fits_and_shows_its_pictures(site, window):
     faults = []
     for path in sorted(site.rglob("*.html")):
         if path.relative_to(site).parts[0] in APART:
             continue
         window.goto(path.as_uri(), wait_until="load")
-        wide, missing = window.evaluate(TOO_WIDE), window.evaluate(MISSING)
-        if wide > 1 or missing:
-            faults.append((str(path.relative_to(site)), wide, missing[:2]))
+        for width in (390, 1280):
+            window.set_viewport_size({"width": width, "height": 900})
+            wide, missing = window.evaluate(TOO_WIDE), window.evaluate(MISSING)
+            if wide > 1 or missing:
+                faults.append((str(path.relative_to(site)), width, wide, missing[:2]))
     assert faults == []
     assert window.wrong == []
 
@@ -261,7 +262,7 @@ AUDITED = ("index", "notebooks/20_data_parallelism", "reference/dlguide.training
 
 
 @browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", *long("dark")])
 def test_audit_finds_nothing_serious(site, window, scheme):
     window.emulate_media(color_scheme=scheme, reduced_motion="reduce")
     assert audit(window, site, [site / f"{name}.html" for name in AUDITED]) == []

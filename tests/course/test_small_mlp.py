@@ -136,12 +136,6 @@ def test_gradient_is_the_slope_of_the_loss():
             assert slope == pytest.approx(gradient.flat[place], rel=1e-4, abs=1e-6)
 
 
-def test_no_image_has_no_gradient():
-    weights = small_mlp.initial_weights(0)
-    for gradient in small_mlp.gradients(weights, np.zeros((0, 784), "float32"), np.zeros(0, int)):
-        assert not gradient.any()
-
-
 def a_trial(accuracy, sent_nbytes=(40, 80, 120, 160), seconds=(2.0, 2.5, 3.0, 3.5)):
     return small_mlp.SchemeRun("none", 2, 0, (5, 10, 15, 20), accuracy, sent_nbytes, seconds)
 
@@ -157,11 +151,3 @@ def a_trial(accuracy, sent_nbytes=(40, 80, 120, 160), seconds=(2.0, 2.5, 3.0, 3.
 )
 def test_an_accuracy_is_held_from_the_look_after_which_none_is_below(accuracy, first):
     assert a_trial(accuracy).held(0.9) == first
-
-
-def test_means_over_steps():
-    trial = a_trial((0.1, 0.2, 0.3, 0.4))
-    assert trial.nbytes_per_step == 160 / 20
-    assert trial.step_s == pytest.approx(1.5 / 15)
-    one = small_mlp.SchemeRun("none", 2, 0, (4,), (0.5,), (0,), (2.0,))
-    assert one.step_s == 0.5

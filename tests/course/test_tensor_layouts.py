@@ -21,12 +21,6 @@ def test_blocked_layout_is_a_reshape_and_a_transposition():
     assert np.array_equal(tensor_layouts.arrange(array, "aBcd16b"), right)
 
 
-def test_weights_blocked_twice_are_a_reshape_and_a_transposition():
-    array = np.arange(32 * 16 * 3 * 3).reshape(32, 16, 3, 3)
-    right = array.reshape(2, 16, 1, 16, 3, 3).transpose(0, 2, 4, 5, 3, 1).ravel()
-    assert np.array_equal(tensor_layouts.arrange(array, "ABcd16b16a"), right)
-
-
 def test_one_dimension_in_two_blocks_is_a_reshape_and_a_transposition():
     array = np.arange(16 * 32).reshape(16, 32)  # 16 = 4 x 4 of a around 8 of b, as for int8
     right = array.reshape(1, 4, 4, 4, 8).transpose(0, 3, 1, 4, 2).ravel()
@@ -53,8 +47,3 @@ def test_every_element_has_a_place_of_its_own(shape, tag):
 def test_tag_that_is_none_is_refused(tag):
     with pytest.raises(ValueError, match="`tag` must name 4 dimensions once each"):
         tensor_layouts.addresses((1, 2, 3, 4), tag)
-
-
-def test_shape_without_extent_is_refused():
-    with pytest.raises(ValueError, match="`shape` must be a whole number of at least 1, got 0"):
-        tensor_layouts.addresses((1, 0), "ab")

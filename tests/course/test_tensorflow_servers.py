@@ -37,12 +37,6 @@ def test_what_a_failed_process_said_is_quoted(monkeypatch, tmp_path):
     assert not left()
 
 
-def test_a_chief_that_does_not_end_is_ended():
-    with pytest.raises(RuntimeError, match="did not end in time"):
-        tensorflow_servers.train(workers=1, servers=1, steps=2, timeout_s=0.5)
-    assert not left()
-
-
 @pytest.mark.parametrize(
     ("asked", "words"),
     [

@@ -112,13 +112,6 @@ def test_sharding_by_data_gives_each_sample_once_and_off_gives_all_to_all(lab):
     assert [sorted(flat(each)) for each in off] == [list(range(12))] * 2
 
 
-def test_sharding_by_file_gives_whole_files(lab):
-    first, second = lab.try_out(claims.samples_seen, "FILE", 3, workers=2).results()
-    assert flat(first) == [0, 1, 2, 3, 8, 9, 10, 11]
-    assert flat(second) == [4, 5, 6, 7]
-    assert len(first) == len(second)  # the rest of the steps is empty
-
-
 def test_workers_find_each_other_on_loopback_and_get_their_variables(lab):
     def look():
         return json.loads(os.environ["TF_CONFIG"]), os.environ["TF_NUM_INTRAOP_THREADS"]
@@ -202,27 +195,6 @@ def test_nothing_outlives_who_made_the_lab_even_after_a_kill():
     assert soon(lambda: not any(psutil.pid_exists(pid) for pid in family))
 
 
-def test_a_lab_that_cannot_load_says_why(tmp_path):
-    (tmp_path / "keras.py").write_text("raise ImportError('no such backend')")
-    command = [sys.executable, "-c", "from dlcourse.tensorflow_lab import Lab; Lab()"]
-    env = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
-    assert "RuntimeError: TensorFlow could not be loaded.\nImportError: no such" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ({"workers": 0}, "`workers` must be a whole number of at least 1, got 0"),
-        ({"threads": 1.5}, "`threads` must be a whole number of at least 1, got 1.5"),
-        ({"limit_s": -1}, "`limit_s` must be a positive number, got -1"),
-    ],
-)
-def test_bad_numbers_are_refused_before_anything_starts(lab, asked, words):
-    with pytest.raises(ValueError, match=words):
-        lab.try_out(print, **asked)
-
-
 @pytest.mark.parametrize(
     ("claim", "words"),
     [
@@ -240,11 +212,6 @@ def test_unknown_names_are_refused(lab, claim, words):
     assert words in outcome.words
 
 
-def test_slowest_takes_the_slower_worker_of_each_turn():
-    one, other = ({"step": [1.0, 4.0]}, {"step": [3.0, 2.0]})
-    assert list(claims.slowest([one, other])["step"]) == [3.0, 4.0]
-
-
 @pytest.mark.parametrize(("way", "workers", "more"), [("mirrored", 1, 1), ("multi_worker", 2, 0)])
 def test_parts_of_a_step_are_timed_in_each_turn(lab, way, workers, more):
     timed = lab.try_out(claims.step_parts, way, 2, workers=workers, limit_s=90).results()
@@ -252,8 +219,3 @@ def test_parts_of_a_step_are_timed_in_each_turn(lab, way, workers, more):
     for parts in timed:
         assert len(parts) == 7 + more
         assert all(len(each) == 2 and min(each) > 0 for each in parts.values())
-
-
-def test_a_closed_lab_says_so():
-    with pytest.raises(ValueError, match="Make another"):
-        object.__new__(tensorflow_lab.Lab).try_out(print)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from dlcourse.usecases import report
 
 LONG = report.Finding(
@@ -45,18 +43,3 @@ def test_narrow_terminal_gets_a_list_with_every_word():
         for name, head in report.HEADS.items():
             text = getattr(finding, name)
             assert (text if name == "what" else f"{head}: {text}") in words
-
-
-def test_table_as_html_escapes_what_it_shows():
-    shown = report.table([LONG, SHORT])._repr_html_()
-    assert "a &lt; b" in shown
-    assert "chance &amp; noise" in shown
-    assert shown.count("<tr>") == 3
-    assert shown.count("<td") == 10
-
-
-def test_findings_that_say_nothing_are_refused():
-    with pytest.raises(ValueError, match="`findings` must name a finding at least"):
-        report.table([])
-    with pytest.raises(ValueError, match=r"have all their texts, got \"'a' without \['why'\]"):
-        report.table([LONG, report.Finding("a", "1", "guide", "2", " ")])

@@ -5,8 +5,7 @@ import pytest
 
 from dlcourse.usecases import chest_xray
 from dlcourse.usecases.chest_xray import model as nets
-from dlguide.errors import MissingComponentError
-from dlguide.training import checkpoint, optimizers, schedules
+from dlguide.training import checkpoint, optimizers
 from dlguide.training.checkpoint import CheckpointError
 
 STEPS = 10
@@ -36,22 +35,6 @@ def test_chosen_is_the_latest_that_could_still_move(tmp_path, with_rate):
     assert (
         chest_xray.choose_checkpoint(tmp_path, "last").name == f"checkpoint-{8 * STEPS:09d}.dlguide"
     )
-
-
-def test_linear_decay_is_left_at_half_its_height(tmp_path):
-    saved(tmp_path, 10, schedules.linear(0.4, 10))
-    assert chest_xray.choose_checkpoint(tmp_path).name == f"checkpoint-{5 * STEPS:09d}.dlguide"
-
-
-def test_last_two_of_a_training_are_not_taken_for_a_choice(tmp_path):
-    saved(tmp_path, keep=2, with_rate=False)
-    with pytest.raises(CheckpointError, match=r"None of the 2 checkpoints .* at least 0\.5 of the"):
-        chest_xray.choose_checkpoint(tmp_path)
-
-
-def test_folder_without_checkpoints_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match=f"no checkpoint of a pre-training in {tmp_path}"):
-        chest_xray.choose_checkpoint(tmp_path)
 
 
 def test_rate_is_that_of_the_last_step_before_the_checkpoint(tmp_path):
@@ -101,33 +84,6 @@ def test_weights_of_another_net_say_what_was_looked_for_and_found(tmp_path):
     assert all((np.asarray(a) == b).all() for a, b in zip(new.weights, before, strict=True))
 
 
-def test_net_of_other_layers_is_refused_by_name(tmp_path):
-    import keras
-
-    other = keras.Sequential([keras.Input((32, 32, 1)), keras.layers.Flatten(),
-                              keras.layers.Dense(5, name="classes")], name="flat")  # fmt: skip
-    saved(tmp_path, model=other)
-    said = r"looked for conv1/kernel of shape \(3, 3, 1, 16\), found nothing of that name"
-    with pytest.raises(CheckpointError, match=said):
-        nets.transfer(nets.build(), tmp_path)
-
-
-def test_cut_file_is_refused(tmp_path):
-    path = tmp_path / "cut.weights.h5"
-    nets.build().save_weights(path)
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match=r"cannot be read as HDF5.*cut short"):
-        nets.transfer(nets.build(), path)
-
-
-def test_missing_file_says_what_could_be_there(tmp_path):
-    said = r"no weights at .*none.weights.h5.*\.dlguide or \.h5 of chest_cnn"
-    with pytest.raises(MissingComponentError, match=said):
-        nets.transfer(nets.build(), tmp_path / "none.weights.h5")
-    with pytest.raises(MissingComponentError, match=said):
-        chest_xray.check(weights=tmp_path / "none.weights.h5")
-
-
 @pytest.mark.parametrize("net", nets.LARGE)
 def test_large_nets_give_14_logits_and_take_weights_of_their_kind(net, tmp_path):
     model = nets.build(net, 32, seed=5)
@@ -170,13 +126,3 @@ def test_keras_own_densenet_files_are_read(top, tmp_path):
         body = Model(ours.inputs, ours.get_layer("logits").input)
         pooled = np.asarray(theirs(images)).mean((1, 2))
         assert np.asarray(body(images)) == pytest.approx(pooled, rel=1e-4, abs=1e-5)
-
-
-def test_weights_trained_on_other_preprocessing_are_refused(tmp_path):
-    model = nets.build(outputs=5, seed=1)
-    rule = optimizers.MomentumSGD(0.1)
-    rule.build(model.trainable_variables)
-    about = {"rate": 0.1, "preprocessing": {"mean": [0.0], "deviation": [1.0]}}
-    checkpoint.save(tmp_path, model, rule, STEPS, 1, about)
-    with pytest.raises(CheckpointError, match="was trained on images prepared with"):
-        nets.transfer(nets.build(), tmp_path)

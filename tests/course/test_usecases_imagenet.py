@@ -4,27 +4,19 @@ dlcourse.usecases.imagenet.recipe, dlcourse.usecases.imagenet.data, dlcourse.pic
 dlcourse.usecases.imagenet.report. The training itself: test_usecases_imagenet_train.py.
 """
 
-import json
-import pickle
-import subprocess
-import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from imagenet_writers import write_folders, write_shards
 
-from dlcourse import pictures as drawings
-from dlcourse.usecases import imagenet, report
+from dlcourse.usecases import imagenet
 from dlcourse.usecases.imagenet import GUIDE, SMALL
 from dlcourse.usecases.imagenet.recipe import Iterations
 from dlcourse.usecases.imagenet.report import Branch, Curve, Outcome
 from dlguide import errors
 from dlguide.data import input_pipeline, synthetic
-from dlguide.data.readers import imagenet_shards
 from dlguide.errors import DataError
-from dlguide.training.schedules import from_config
 
 
 def test_iterations_are_the_guides():
@@ -54,37 +46,6 @@ def test_rates_and_decay_are_those_of_the_published_solvers():
     assert GUIDE.part_1().weight_decay.to_steps(steps).rate(left) == 5e-5
     assert end.at == 85.5
     assert (end.rates.epochs, GUIDE.part_1().rates.epochs) == (90, 90)
-
-
-def test_small_recipe_has_the_guides_phases():
-    for recipe in (GUIDE, SMALL):
-        assert recipe.collapse_at + recipe.collapse == pytest.approx(recipe.epochs)
-    assert (SMALL.batch_per_worker, SMALL.workers_per_node, SMALL.averages) == (16, 2, 0.95)
-    assert (SMALL.area, SMALL.ratio, SMALL.power) == (0.08, 0.75, 2.0)
-    assert SMALL.shared_epochs == 10  # of 12
-
-
-def test_common_beginning_has_the_rates_of_both_endings():
-    trunk, line, end = SMALL.part_1(SMALL.shared_epochs), SMALL.part_1(), SMALL.part_2()
-    first = trunk.rates.to_steps(30).rates()
-    assert len(first) == 10 * 30
-    for whole in (line, end):
-        assert np.array_equal(whole.rates.to_steps(30).rates()[: len(first)], first)
-    assert from_config(trunk.rates.config()) == trunk.rates
-
-
-def test_an_ending_changes_what_it_names_alone():
-    def at_each_step(ending):
-        rates, decay = (one.to_steps(30).rates() for one in (ending.rates, ending.weight_decay))
-        return {"rate": list(rates), "decay": list(decay), "pictures": ending.at}
-
-    line, collapsed = at_each_step(SMALL.part_1()), at_each_step(SMALL.part_2())
-    assert at_each_step(SMALL.ending()) == line
-    assert at_each_step(SMALL.ending(*imagenet.CHANGES)) == collapsed
-    for change in imagenet.CHANGES:
-        assert at_each_step(SMALL.ending(change)) == line | {change: collapsed[change]}
-    with pytest.raises(ValueError, match="`changes` must be"):
-        SMALL.ending("momentum")
 
 
 def test_the_error_of_a_gain_counts_the_pictures_on_which_the_nets_differ():
@@ -143,14 +104,6 @@ def test_settings_are_refused_before_any_rank_starts(asked, text):
         imagenet.check(**asked)
 
 
-def test_check_loads_no_tensorflow(tmp_path):
-    code = (
-        "import sys; from dlcourse.usecases import imagenet; imagenet.check()\n"
-        "assert 'tensorflow' not in sys.modules and 'keras' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
 def pictures(count, seed=0):
     return synthetic.images(classes=3, size=24, count=count, seed=seed, vary=True)
 
@@ -175,16 +128,6 @@ def test_nothing_where_imagenet_was_looked_for_is_named(tmp_path):
         assert "train-00000-of-01024" in str(error.value)
 
 
-def test_another_data_set_is_named_with_what_was_found(tmp_path):
-    (tmp_path / "label_02").mkdir()
-    (tmp_path / "image_02").mkdir()
-    with pytest.raises(errors.MissingComponentError, match="found image_02, label_02"):
-        imagenet.check(real=tmp_path)
-    (tmp_path / "ILSVRC2012_img_train.tar").write_text("")
-    with pytest.raises(errors.MissingComponentError, match=r"Unpack .*train\.tar first"):
-        imagenet.check(real=tmp_path)
-
-
 def test_half_downloaded_folders_say_what_was_looked_for_found_and_where(folders):
     with pytest.raises(DataError) as error:
         imagenet.check(real=folders)
@@ -196,26 +139,6 @@ def test_half_downloaded_folders_say_what_was_looked_for_found_and_where(folders
     (folders / "val").rename(folders / "gone")
     with pytest.raises(errors.MissingComponentError, match="no folder 'val' of ImageNet at"):
         imagenet.find(folders, subset=True)
-
-
-def test_pictures_missing_from_a_class_are_counted(folders, monkeypatch):
-    monkeypatch.setattr(imagenet_shards, "CLASSES", 3)
-    monkeypatch.setattr(imagenet_shards, "PUBLISHED_PICTURES", {"train": 12, "validation": 6})
-    imagenet.check(real=folders)
-    next((folders / "train").rglob("*.JPEG")).unlink()
-    with pytest.raises(DataError, match=r"looked for 12 pictures of train, found 11 \(91.7 %\)"):
-        imagenet.check(real=folders)
-
-
-def test_half_downloaded_shards_say_what_was_looked_for_found_and_where(shards):
-    with pytest.raises(DataError) as error:
-        imagenet.check(real=shards)
-    text = str(error.value)
-    assert f"{shards}: looked for 1281167 pictures of train, found 12" in text
-    assert len(imagenet.find(shards, subset=True).train) == 12
-    (shards / "train-00001-of-00003").unlink()
-    with pytest.raises((DataError, errors.MissingComponentError), match="train-00001-of-00003"):
-        imagenet.find(shards, subset=True)
 
 
 @pytest.mark.parametrize("form", ["folders", "shards"])
@@ -233,16 +156,6 @@ def test_real_pictures_come_through_the_pipelines_as_the_guide_prepares_them(for
     assert images.max() > 0.3
     assert not any(one.draws for one in test.augment)
     assert test.augment[0] == input_pipeline.CentreCrop(20, 20, 23)
-
-
-def test_augmentation_is_what_the_guide_lists():
-    crop, flip, normalise = imagenet.augmentation(GUIDE)
-    assert (crop.rows, crop.columns, crop.area) == (224, 224, (0.08, 1.0))
-    assert crop.ratio == pytest.approx((0.75, 4 / 3))
-    assert flip.probability == 0.5
-    pixel = np.array([[[[123, 117, 104], [251, 245, 232]]]], np.uint8)
-    done = np.asarray(normalise.apply(pixel, None))
-    np.testing.assert_allclose(done, [[[[0, 0, 0], [1, 1, 1]]]], atol=1e-6)
 
 
 def test_made_up_pictures_of_training_and_test_differ_and_follow_the_seed():
@@ -264,58 +177,6 @@ def outcome(rank=0):
     )
 
 
-def test_outcome_travels_and_says_its_gain():
-    one = pickle.loads(pickle.dumps(outcome()))
-    assert one == outcome()
-    assert one.gain == pytest.approx(3.0)
-    assert "+3.0 points of top-1 (standard error of the test 0.9)" in one.summary()
-    assert "80.0 %" in one.summary()
-    assert one.shared_phase.epochs == tuple(range(1, 11))
-
-
-def test_results_are_written_with_their_picture(tmp_path):
-    numbers, picture = imagenet.write([outcome(0), outcome(1)], tmp_path / "new")
-    found = json.loads(numbers.read_text())
-    assert [each["rank"] for each in found] == [0, 1]
-    assert found[0]["recipe"]["collapse_at"] == 10.2
-    assert found[0]["gain"] == pytest.approx(3.0)
-    assert picture.read_bytes()[:4] == b"\x89PNG"
-    assert picture.name == "training.png"
-
-
-def test_findings_compute_their_numbers():
-    told = {each.what: each for each in imagenet.findings([outcome()])}
-    assert "75.6 -> 76.1 % (+0.5 points)" in told["collapsed decay"].guide
-    assert "80.0 -> 83.0 % (+3.0 points)" in told["collapsed decay"].ours
-    assert told["global batch"].ours.startswith("32 = 1 x 2 x 16")
-    assert "94.5" in told["epochs paid"].guide
-    assert told["epochs paid"].ours.startswith("13.8, part 2 from 10.2 (step 306 of 360)")
-    assert "80 pictures/s" in told["time to train"].why  # 1.28 million x 90 / 400 h
-    assert "33 kB" in told["input of a node"].guide
-    assert "7.7 MB/s" in told["input of a node"].why  # trap: 110 kB, not 33
-    assert "32000 files" in told["input of a node"].why
-    timed = SimpleNamespace(
-        ranks=2, speedup=1.6, efficiency=0.8, predicted_speedup=1.7, nbytes=3e5, exchange_share=0.1
-    )
-    more = imagenet.findings([outcome()], timed)[-1]
-    assert "1.60 times (80%), predicted 1.70" in more.ours
-    assert "89%" in more.guide  # 400 / 448
-    report.table(imagenet.findings([outcome()], timed))
-    with pytest.raises(ValueError, match="`outcomes` must hold one for each rank"):
-        imagenet.findings([])
-
-
-def test_steps_can_be_sent_to_ranks_and_have_the_guides_size():
-    small, real = (pickle.loads(pickle.dumps(imagenet.step(real=each))) for each in (None, "/data"))
-    assert tuple(s.batch_per_rank for s in (small, real, imagenet.step(5))) == (16, 16, 5)
-    images, labels = real.samples(3, 1)
-    assert (images.shape, labels.dtype, labels.max() < 1000) == ((3, 224, 224, 3), np.int32, True)
-    assert "resnet50" in real.name
-    assert small.samples(3, 1)[0].shape == (3, 20, 20, 3)
-    with pytest.raises(ValueError, match="`batch_per_worker` must be"):
-        imagenet.step(0)
-
-
 def test_picture_has_the_last_epochs_of_both_endings_with_their_errors():
     drawn = imagenet.picture(outcome())
     rate, accuracy = drawn.axes
@@ -327,8 +188,3 @@ def test_picture_has_the_last_epochs_of_both_endings_with_their_errors():
     (_, low), (_, high) = accuracy.collections[1].get_segments()[-1]
     assert (low + high) / 2 == pytest.approx(83)
     assert (high - low) / 2 == pytest.approx(100 * (0.83 * 0.17 / SMALL.tested) ** 0.5)
-
-
-def test_picture_is_drawn_without_any_accuracy():
-    drawn = drawings.recipe_curves({"one": [1.0, 0.5]}, {"one": ([], [])}, 1, 1.0, 10)
-    assert "<img" in drawn._repr_html_()

@@ -34,13 +34,6 @@ def test_momentum_of_the_averages_is_how_much_a_step_keeps():
     np.testing.assert_allclose(np.asarray(layer.moving_variance), variance, rtol=1e-6)
 
 
-def test_every_batch_normalisation_of_a_net_gets_the_momentum():
-    model = models.build("resnet8", image=16)
-    assert models.set_momentum(model, 0.95) == 7  # one after each convolution
-    with pytest.raises(ValueError, match="`momentum` must be at least 0 and below 1, got 1"):
-        models.set_momentum(model, 1)
-
-
 def pictures(count, seed=0):
     return synthetic.images(classes=3, size=24, count=count, seed=seed, vary=True)
 
@@ -70,20 +63,6 @@ def test_shards_and_class_folders_give_the_same_pictures(folders, shards):
     np.testing.assert_array_equal(np.asarray(files), np.asarray(records)[order])
 
 
-def test_identity_of_shards_does_not_know_their_folder(shards, tmp_path):
-    import shutil
-
-    shutil.copytree(shards, tmp_path / "copy")
-    one, other = (
-        ip.Pipeline(ip.ShardSource(imagenet_shards.read(folder)), 2).fingerprint()
-        for folder in (shards, tmp_path / "copy")
-    )
-    assert one == other
-    write_shards(tmp_path / "others", pictures(12, 5), pictures(6, 1), (3, 2))
-    third = ip.Pipeline(ip.ShardSource(imagenet_shards.read(tmp_path / "others")), 2)
-    assert third.fingerprint() != one
-
-
 def test_damaged_record_of_a_shard_is_named_with_its_file(shards):
     path = shards / "train-00001-of-00003"
     whole = bytearray(path.read_bytes())
@@ -93,17 +72,6 @@ def test_damaged_record_of_a_shard_is_named_with_its_file(shards):
     pipeline = ip.Pipeline(source, 12, shuffle=False, augment=[ip.ResizedCrop(16, 16)])
     with pytest.raises(DataError, match=r"train-00001-of-00003.*checksum"):
         list(pipeline.epoch(0))
-
-
-def test_first_epochs_of_a_recipe_have_its_rates():
-    whole = schedules.warmup("gradual", 1.0, 1, start=0.1).then(schedules.linear(1.0, 5))
-    cut = whole.beginning(2.5)
-    assert cut.epochs == 2.5
-    assert np.array_equal(cut.to_steps(10).rates(), whole.to_steps(10).rates()[:25])
-    assert schedules.from_config(cut.config()) == cut
-    for wrong in (0, 6.5):
-        with pytest.raises(ValueError, match="`epochs` must be above 0 and at most the 6 epochs"):
-            whole.beginning(wrong)
 
 
 def data():

@@ -3,13 +3,13 @@
 Tests of `dlcourse.usecases.imagenet.training`.
 """
 
-import json
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from imagenet_writers import write_folders
+from lanes import long
 from on_ranks import on_ranks
 
 from dlcourse.usecases import imagenet
@@ -63,11 +63,7 @@ def alone(workers, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("workers", "ranks"),
-    [
-        (3, 3),
-        pytest.param(4, 2, marks=pytest.mark.long),
-        pytest.param(4, 4, marks=pytest.mark.long),
-    ],
+    [(4, 2), *long((3, 3), (4, 4))],
     indirect=["workers"],
 )
 def test_any_ranks_train_as_one_process(workers, ranks, alone, tmp_path):
@@ -83,10 +79,10 @@ def test_any_ranks_train_as_one_process(workers, ranks, alone, tmp_path):
         assert (one["top1"], one["top5"]) == (other["top1"], other["top5"])
         np.testing.assert_allclose(one["curve"]["loss"], other["curve"]["loss"], rtol=1e-7)
     assert found[0]["outcome"]["shared_phase"]["first_epoch"] == 0
+    assert_endings_begin_alike_and_end_apart(alone)
 
 
-@pytest.mark.parametrize("workers", [3], indirect=True)
-def test_endings_begin_alike_and_end_apart(workers, alone):
+def assert_endings_begin_alike_and_end_apart(alone):
     line, end = alone["outcome"]["line"], alone["outcome"]["collapsed"]
     assert line["curve"]["first_epoch"] == end["curve"]["first_epoch"] == 1
     assert line["weights_digest"] != end["weights_digest"]
@@ -127,6 +123,7 @@ def whole(tmp_path_factory):
     return go(checkpoint=folder), folder
 
 
+@pytest.mark.long
 def test_interrupted_training_goes_on_and_ends_the_same(whole, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         trained = fits(patch, dies_in="line")
@@ -142,38 +139,6 @@ def test_interrupted_training_goes_on_and_ends_the_same(whole, tmp_path, monkeyp
         one, other = getattr(whole[0], name), getattr(again, name)
         assert one.weights_digest == other.weights_digest
         assert (one.top1, one.top5) == (other.top1, other.top5)
-
-
-def test_finished_training_is_announced_and_reported_again(whole, monkeypatch, capsys):
-    trained = fits(monkeypatch)
-    again = go(checkpoint=whole[1])
-    assert trained == [("line", 0), ("collapsed", 0)]
-    assert capsys.readouterr().out.count("is a finished training") == 2
-    assert again == whole[0]  # the curves as well, which the call before saw
-
-
-def test_checkpoint_of_another_training_is_refused(whole):
-    with pytest.raises(RuntimeError, match="belongs to another training: its data is"):
-        go(checkpoint=whole[1], seed=1)
-    with pytest.raises(RuntimeError, match="belongs to another training: its model is"):
-        go(checkpoint=whole[1], net="resnet20")
-
-
-def test_line_is_the_training_that_never_stopped(whole):
-    """Part 1 in two calls from a checkpoint is part 1 in one, bit by bit."""
-    from dlcourse.usecases.imagenet import training
-    from dlguide.training import FitConfig, SingleProcess, fit, optimizers
-
-    asked = training.plan(None, False, 1, 3, 64, None, 8, 1)[0]
-    train, test = imagenet.pipelines(asked, imagenet.pictures(asked, 0))
-    run = fit(
-        partial(imagenet.build_net, asked, 0), train, epochs=3, batch_per_rank=8,
-        optimizer=optimizers.MomentumSGD, learning_rate=asked.part_1(), comm=SingleProcess(),
-        config=FitConfig(test=test.replace(samples=asked.tested)),
-    )  # fmt: skip
-    one = whole[0]
-    assert run.weights_digest == one.line.weights_digest
-    assert run.test_accuracy == (*one.shared_phase.test_accuracy, *one.line.curve.test_accuracy)
 
 
 def refused(several):
@@ -204,19 +169,7 @@ def test_bad_data_is_refused_with_the_same_words_on_all_ranks(tmp_path):
         assert words in text
 
 
-def test_real_pictures_train_from_folders(tmp_path):
-    pictures = synthetic.images(classes=3, size=64, count=12, seed=0, vary=True)
-    write_folders(tmp_path / "part", pictures, pictures)
-    one = imagenet.train(
-        real=tmp_path / "part", subset=True, workers=1, batch_per_worker=2, epochs=2,
-        parallel=False, net="resnet8",
-    )  # fmt: skip
-    assert one.real
-    assert (one.recipe.image, one.recipe.classes, one.recipe.samples) == (224, 3, 12)
-    assert "class folders" in one.data
-    json.dumps(one.as_dict())
-
-
+@pytest.mark.long
 def test_a_trained_net_is_tested_at_the_size_of_its_training_and_at_others(whole):
     one, folder = whole
     images = imagenet.pictures(one.recipe, one.seed)

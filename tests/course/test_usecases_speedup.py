@@ -17,8 +17,6 @@ from on_ranks import on_ranks
 
 from dlcourse.usecases import speedup
 from dlguide.cluster import Cluster
-from dlguide.measure import Timing
-from dlguide.scaling.step import StepTime as Predicted
 from dlguide.training import step_breakdown
 
 pytestmark = pytest.mark.ranks
@@ -182,6 +180,7 @@ def _points(samples, seed):
     return tuple(random.normal(size=(samples, 2)).astype(np.float32) for _ in range(2))
 
 
+@pytest.mark.long  # the command's own test measures once
 def test_measure_times_two_nets_on_ranks_and_everything_fits_together():
     step = gan(8, 16)
     with Cluster(ranks=2, magics=False) as cluster:
@@ -200,36 +199,3 @@ def test_measure_times_two_nets_on_ranks_and_everything_fits_together():
     assert record["step"]["seconds"] == list(found.step.seconds)
     for text in ("gan 16, 16 samples a step", "1 process", "2 ranks of", "speed-up"):
         assert text in str(found)
-
-
-def test_a_step_takes_as_long_as_its_slowest_rank_each_time():
-    quick = {"together": [0.1] * 3, "update": [0.01] * 3, "exchange": [0.03] * 3}
-    found = [
-        {**quick, "step": [0.2, 0.5, 0.3], "alone": [0.6] * 3, "nbytes": 8, "work": (0.5, 1e-7)},
-        {**quick, "step": [0.4, 0.1, 0.3], "alone": [], "nbytes": 8, "work": (0.5, 1e-7)},
-    ]
-    told = speedup.joined(gan(8, 16), 2, 1, found)
-    assert told.step.seconds == (0.4, 0.5, 0.3)
-    assert told.speedup == pytest.approx(0.6 / 0.4)
-    assert told.predicted.seconds == pytest.approx(0.12)
-    assert (told.difference, told.equal) == (0.5, 1e-7)
-    assert "updates differ by 5e+01 %" in str(told)
-    assert "each rank normalises over its own samples" in str(told)
-
-
-def test_text_says_the_prediction_s_error_with_its_sign():
-    told = speedup.Speedup(
-        "net", 2, 1, 8, 4_000_000, 1e-7, Timing((1.0,) * 5), Timing((0.5,) * 5),
-        Predicted(2, 0.4, 0.03, 0.12),
-    )  # fmt: skip
-    assert told.speedup == 2
-    assert told.exchange_share == pytest.approx(0.12 / 0.55)
-    assert "speed-up 2.00 (2.00 to 2.00), predicted 1.82: +10 % in time" in str(told)
-    assert "4 MB of gradients" in str(told)
-    assert "nothing of the exchange hidden" in str(told)
-    assert "not the same update" not in str(told)
-
-
-def test_what_cannot_be_measured_is_refused_before_ranks_are_asked():
-    with pytest.raises(ValueError, match="`seconds` must be a positive number"):
-        speedup.measure(gan(8, 16), None, seconds=0)

@@ -1,15 +1,13 @@
 """The video case's metrics, predictors, scenes, settings and pictures are what they say."""
 
-import json
 import shutil
 
 import layout_writers
 import numpy as np
 import pytest
 
-from dlcourse.usecases import report, video
+from dlcourse.usecases import video
 from dlcourse.usecases.video import baselines, data, street_scenes, training
-from dlcourse.usecases.video import report as results
 from dlguide.errors import DataError, MissingComponentError
 
 RANDOM = np.random.default_rng(80)
@@ -127,21 +125,7 @@ def test_the_fitted_blend_finds_the_weights_of_which_clips_are_made():
     assert np.allclose(baselines.fitted(weights, past, moved), true, atol=1)
 
 
-def test_a_clip_of_one_frame_has_no_flow():
-    with pytest.raises(ValueError, match=r"2 or more"):
-        baselines.flow(NOISE[:, :1], 1)
-
-
 # --- scenes ------------------------------------------------------------------------------------
-
-
-def test_clips_of_drives_are_squares_of_the_middle_in_their_order():
-    found = data.load(size=32, drives=2, held_out=1, frames=16, step=2, seed=3)
-    assert found.past.shape == (2 * 3, 6, 32, 32, 3)
-    assert found.test_past.shape == (1, 6, 32, 32, 3)
-    drive = street_scenes.driving(frames=16, size=32, seed=data._DRIVES * 3)
-    middle = np.stack([drive[number].pixels[:, 37:69] for number in range(14)])
-    assert np.array_equal(np.concatenate([found.past[1], found.future[1]]), middle[2:14])
 
 
 def test_drives_that_are_held_out_are_none_of_those_learnt_from():
@@ -208,13 +192,6 @@ def test_data_that_is_there_in_part_is_refused_before_anything_starts(copy, dama
         video.train(copy, parallel=False, size=16)
 
 
-def test_a_frame_cut_short_is_refused_when_it_is_read(copy):
-    path = copy / "image_02/0000/000002.png"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"000002\.png"):
-        data.load(copy, size=16)
-
-
 # --- settings and growing ----------------------------------------------------------------------
 
 
@@ -255,65 +232,3 @@ def test_rate_stays_and_then_falls_to_almost_nothing():
 
 
 # --- outcome, findings, files ------------------------------------------------------------------
-
-
-def made(gan=(25.0, 0.9), trained=True):
-    clips = RANDOM.integers(0, 256, (4, 6, 32, 32, 3)).astype(np.uint8)
-    names = ("past", "truth", "repeat", "mean", "flow", "fitted", "GAN")
-    scores = {
-        "repeat": results.Score((20.0,) * 6, (0.7,) * 6),
-        "mean": results.Score((19.0,) * 6, (0.8,) * 6),
-        "flow": results.Score((22.0,) * 6, (0.75,) * 6),
-        "GAN": results.Score((gan[0],) * 6, (gan[1],) * 6),
-    }
-    epochs = (8, 16, 32, 32) if trained else ()
-    return results.Outcome(
-        rank=0, ranks=2, data="drawn drives", size=32, drives=(32, 8), clips=(416, 32),
-        epochs=4, first_epoch=4 - len(epochs), global_batch=16, seed=0, sizes=epochs,
-        error=tuple(0.05 for _ in epochs), adversarial_loss=tuple(0.7 for _ in epochs),
-        discriminator_loss=tuple(1.4 for _ in epochs),
-        parameters=(300_000, 90_000), nbytes=1_560_000,
-        scores=scores, examples={name: clips for name in names},
-        step_s=(0.2, 0.1, 0.1) if trained else (), load_s=1.0, train_s=20.0, digest="ab",
-    )  # fmt: skip
-
-
-def test_gain_is_over_the_best_of_the_others_in_each_measure():
-    found = made()
-    assert found.best_baseline == {"psnr": "flow", "ssim": "mean"}
-    assert np.allclose(found.gain, (3.0, 0.1))
-    assert found.clips_per_s == 160
-    assert "+3.00 dB, SSIM +0.100" in found.summary()
-
-
-def test_files_are_written_and_readable(tmp_path):
-    from PIL import Image
-
-    paths = video.write([made(), made()], tmp_path / "new")
-    names = {path.name for path in paths}
-    assert names == {
-        "outcome.json", "scores.png", "growth.png", "film.gif",
-        *(f"frames-{number}.png" for number in range(4)),
-    }  # fmt: skip
-    told = json.loads((tmp_path / "new/outcome.json").read_text())
-    assert [each["scores"]["GAN"]["psnr"] for each in told["ranks"]] == [[25.0] * 6] * 2
-    with Image.open(tmp_path / "new/film.gif") as film:
-        assert film.n_frames == 12
-    # a finished checkpoint leaves no curve of a training
-    assert "growth.png" not in {path.name for path in video.write([made(trained=False)], tmp_path)}
-
-
-def test_findings_are_computed_from_the_tables():
-    guide = video.guide()
-    assert (guide.generator, guide.discriminator, guide.gpus) == (131_000_000, 81_000_000, 8)
-    assert guide.speedup == 2.8
-    assert guide.steps == 657 * 2900 // 8
-    rows = {each.what: each for each in video.findings([made()])}
-    assert "2.8 times, 35% of them" in rows["speed-up"].guide
-    assert "not measured" in rows["speed-up"].ours
-    # 131 million weights in float32 are 0.52 GB, with gradients and Adam four times that
-    assert "0.52 GB; 2.10 GB are 4 numbers" in rows["size of the nets"].why
-    assert "here it does." in rows["how good it is"].why
-    assert "does not yet" in video.findings([made((21.9, 0.9))])[-1].why
-    assert "65%" in rows["why no more"].guide
-    assert str(report.table(list(rows.values())))

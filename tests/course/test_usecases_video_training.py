@@ -1,14 +1,12 @@
 """The video case trains on ranks as in one process, goes on bit by bit, and refuses together."""
 
-from functools import partial
-
 import layout_writers
 import numpy as np
 import pytest
 from lanes import long
 from on_ranks import on_ranks
 
-from dlcourse.usecases.video import pair, street_scenes, training
+from dlcourse.usecases.video import street_scenes, training
 from dlguide.collectives.communicator import SingleProcess
 from dlguide.training import checkpoint
 from dlguide.training.checkpoint import CheckpointError
@@ -117,6 +115,7 @@ def test_stopped_training_goes_on_bit_by_bit(real, alone, tmp_path, capsys):
         other.resume(lambda epochs: None, 3)
 
 
+@pytest.mark.long
 def test_two_ranks_that_were_stopped_go_on_bit_by_bit(real, tmp_path):
     ends = []
     for stop in (False, True):
@@ -159,33 +158,6 @@ def test_all_ranks_refuse_with_the_same_text(real, tmp_path):
     assert "0 of 1 sequences have the 12 frames" in first[1]
     assert "`global_batch` must be at least the 2 ranks, got 1" in first[2]
     assert "8 doubled a few times" in first[3]
-
-
-def test_edges_and_errors_are_those_of_numpy():
-    random = np.random.default_rng(2)
-    error = random.normal(size=(3, 6, 8, 8, 3))
-    down, across = np.diff(error, axis=2), np.diff(error, axis=3)
-    expected = sum(abs(one).mean(axis=(1, 2, 3, 4)).sum() for one in (down, across))
-    assert np.allclose(pair._gradient_error(error), expected)
-    assert np.allclose(pair._sum(error), error.mean(axis=(1, 2, 3, 4)).sum())
-    coarse = pair.coarser(error, [4, 8])
-    assert np.allclose(coarse[0], error.reshape(3, 6, 4, 2, 4, 2, 3).mean(axis=(3, 5)))
-    assert np.allclose(coarse[1], error)
-
-
-def test_step_to_be_timed_makes_a_worker_of_both_nets():
-    step = training.step(global_batch=4, ranks=2, filters=2, blocks=1, discriminator_filters=2)
-    worker = step.build(SingleProcess())
-    asked = training.config_of(None, filters=2, blocks=1, discriminator_filters=2)
-    whole = sum(net.count_params() for net in training.build(asked))
-    assert worker.nbytes == 4 * whole
-    before = worker.weights()
-    assert np.isfinite(worker.step(*step.samples(2, 0)))
-    # all kernels but the unused biases move
-    moved = [np.abs(a - b).max() for a, b in zip(before, worker.weights(), strict=True)]
-    assert sum(one > 0 for one in moved) > 0.5 * len(moved)
-    with pytest.raises(ValueError, match="Did you mean filters"):
-        partial(training.step, filter=3)()
 
 
 def replicated(own):

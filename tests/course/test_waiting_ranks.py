@@ -8,7 +8,6 @@ from on_ranks import on_ranks
 
 from dlcourse import waiting_ranks
 from dlguide.models import GPTShape
-from dlguide.parallel import pipeline_schedule
 
 pytestmark = pytest.mark.ranks
 
@@ -58,17 +57,6 @@ def test_ranks_follow_their_lists_and_wait_for_messages(tmp_path):
             ], name
             assert early == 0, name
             assert shortest >= 0.02, name
-
-
-def test_rounds_hold_what_there_is_room_for():
-    rows = waiting_ranks.in_rounds(3, 7, 3)
-    times = {"forward": [1] * 3, "backward": [2] * 3}
-    cells = pipeline_schedule.simulate(rows, times)
-    assert pipeline_schedule.in_flight(cells) == (3, 3, 3)
-    assert max(cell.end_s for cell in cells) <= 3 * (7 + 3 * 2)  # each round fills and drains
-    for row in rows:
-        every = {(kind, m) for kind in ("forward", "backward") for m in range(7)}
-        assert {(work.kind, work.microbatch) for work in row} == every
 
 
 def test_layers_of_a_gpt_have_its_flops_and_weights():
