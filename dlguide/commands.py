@@ -11,7 +11,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -92,6 +92,20 @@ def without_mpi(env: Mapping[str, str] | None = None) -> dict[str, str]:
     """
     env = os.environ if env is None else env
     return {name: value for name, value in env.items() if not name.startswith(STARTED_BY_MPI)}
+
+
+@contextlib.contextmanager
+def environment_variable(name: str, value: str | None) -> Iterator[None]:
+    """Set a variable of this process, or remove it, for the time of the block."""
+    before = os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
 
 
 def _text(file: int) -> str:

@@ -1,4 +1,4 @@
-"""Communicators: the same collectives for one process, for MPI and for Horovod.
+"""Communicators: the same collectives for one process and for Horovod.
 
 Tests dlguide.collectives.communicator and dlguide.horovod.communicator.
 """
@@ -12,12 +12,11 @@ pytestmark = pytest.mark.ranks
 def exchanged():
     import keras
     import numpy as np
-    from mpi4py import MPI
 
-    from dlguide.collectives.communicator import MPICommunicator, SingleProcess
+    from dlguide.collectives.communicator import SingleProcess
     from dlguide.horovod.communicator import HorovodCommunicator
 
-    kinds = [HorovodCommunicator(), MPICommunicator(MPI.COMM_WORLD)]
+    kinds = [HorovodCommunicator()]
     if kinds[0].size == 1:
         kinds.append(SingleProcess())
     found = []

@@ -7,7 +7,6 @@ does not survive, and would mix TensorFlow's messages with the output.)
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -23,10 +22,7 @@ RATE = 1e-3  # of plain SGD: the speed does not depend on it, the weights must s
 
 
 class WorkerProcess:
-    """One worker process: `ask` it, wait for its `answer`, `close` it.
-
-    Several can be asked before the first answer is taken: then they compute at the same time.
-    """
+    """One worker process: `ask` it, wait for its `answer`, `close` it; several compute at once."""
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         """Start the process; TensorFlow starts in it with the first request."""
@@ -115,10 +111,9 @@ class NetSteps:
         from dlguide.machine import threads
 
         threads.apply(threads.ThreadPlan.from_dict(plan), rank)
-        import numpy as np
         import tensorflow as tf
 
-        from dlguide import models
+        from dlguide import measure, models
 
         size = {} if image is None else {"image": image}
         self.model = models.build(net, seed=seed, dropout=0.0, **size)
@@ -128,12 +123,9 @@ class NetSteps:
             "train": tf.function(self._train, autograph=False),
             "infer": tf.function(self._infer, autograph=False),
         }
-        digest = hashlib.sha256()
-        for weight in self.model.get_weights():
-            digest.update(np.ascontiguousarray(weight))
         cost = models.costs.count(self.model)
         return {
-            "digest": digest.hexdigest(),
+            "digest": measure.digest_of(self.model.get_weights()),
             "tensorflow": tf.__version__,
             "flops_per_image": {"train": cost.training_flops, "infer": cost.flops},
         }

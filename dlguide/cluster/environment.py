@@ -193,28 +193,15 @@ class Allocation:
         return f", {nodes} of {name} job {self.job}".rstrip() if name else ""
 
 
-# What they are called, the innermost first: Flux may run inside a job of Slurm or PBS.
+# What they are called, the innermost first: Flux may run inside a job of Slurm or PBS. See Slurm's
+# sbatch(1), PBS Professional's PBS_NODEFILE and NCPUS, and Flux' flux-environment(7) and RFC 20.
 SCHEDULERS = {"flux": "Flux", "slurm": "Slurm", "pbs": "PBS"}
 MARKS = {"flux": "FLUX_URI", "slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID"}
 ANSWER_S = 30.0
 
 
 def find_allocation(inside: str | bool | None) -> Allocation:
-    """Return this machine, or the nodes of the job around this process.
-
-    Args:
-        inside: None or False for this machine, True for the job that the environment shows, or
-            the name of its batch system.
-
-    Raises:
-        ValueError: if the batch system is unknown, outside its jobs, or if the job's nodes have
-            different numbers of ranks.
-        MissingComponentError: if Flux's command is not there.
-
-    Source:
-        Slurm's manual, sbatch, section "Output environment variables"; PBS Professional's user
-        guide on PBS_NODEFILE and NCPUS; Flux' manual, flux-environment(7), and its RFC 20.
-    """
+    """Return this machine, or the nodes of the job that `inside` names or the environment shows."""
     if not inside:
         return Allocation()
     then = "Submit this program as a job (`dlguide batch --inside`), or leave `inside` out."

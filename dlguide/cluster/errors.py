@@ -69,10 +69,7 @@ def died(ranks: Sequence[int], folder: Path, wait_s: float = 0.5) -> RankError:
 
 
 def aborted(ranks: int, folder: Path) -> RankError | None:
-    """Describe the rank whose MPI ended all ranks (`MPI.COMM_WORLD.Abort`, a fatal error), if any.
-
-    The launcher ends all ranks with SIGINT then, so they would seem to be interrupted.
-    """
+    """Describe the rank whose MPI_Abort ended all others by SIGINT, if there is one."""
     for rank in range(ranks):
         found = ABORT.search(_read(log_path(folder, rank)))
         if found:
@@ -102,10 +99,7 @@ def frozen(ranks: Sequence[int]) -> RankError:
 
 
 def failed(outcomes: Mapping[int, Mapping[str, Any]]) -> RankError:
-    """Describe ranks that raised or left with sys.exit, with their tracebacks.
-
-    Ranks whose exception only says that another rank has gone come last.
-    """
+    """Describe ranks that raised or left with sys.exit; those that only miss another come last."""
     bad = {rank: outcome for rank, outcome in outcomes.items() if outcome["phase"] != "returned"}
     order = sorted(bad, key=lambda rank: (SHUT_DOWN in bad[rank]["error"], rank))
     first = bad[order[0]]

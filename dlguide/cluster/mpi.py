@@ -90,12 +90,7 @@ KNOWN = {
 
 
 def find_mpi(name: str) -> Mpi:
-    """Return an MPI that is installed: in `sys.prefix/mpi/NAME`, MPICH also in `sys.prefix`.
-
-    Raises:
-        ValueError: if there is no MPI of this name.
-        MissingComponentError: if it is not installed.
-    """
+    """Return an MPI that is installed: in `sys.prefix/mpi/NAME`, MPICH also in `sys.prefix`."""
     kind = KNOWN[require_known(name, KNOWN, "mpi")]
     own = Path(sys.prefix, "mpi", name)
     for folder in (own, *([Path(sys.prefix)] if name == "mpich" else [])):

@@ -207,12 +207,7 @@ def _from_mpi(value: Any) -> bool:
 
 
 def collect_rarely() -> None:
-    """Make the garbage collector run less often.
-
-    Loading TensorFlow makes so many objects that Python 3.11 collects 900 times, although hardly
-    any of them can be freed: half a second of a core. At exit Python collects several times more,
-    which takes a second; it skips frozen objects.
-    """
+    """Make the garbage collector run less often: loading TensorFlow would start it 900 times."""
     gc.set_threshold(NEW_OBJECTS)
     atexit.register(gc.freeze)
 
@@ -288,11 +283,9 @@ def observe(folder: str) -> None:
 
 
 def join(folder: str, path: list[str]) -> dict[str, Any]:
-    """Return what a cluster must know of this engine, which another launcher may have started.
+    """Return what a cluster must know of this engine, which may be another launcher's.
 
-    Args:
-        folder: where it writes its state if it does not yet do so.
-        path: the caller's `sys.path`, of which the engine gets what it lacks.
+    It writes its state into `folder` if it does not do so yet, and gets what its `path` lacks.
     """
     import IPython
     from mpi4py import MPI
@@ -322,12 +315,7 @@ def current_request() -> str:
 
 
 def call_pickled(sent: bytes | str, group: tuple[int, ...] | None) -> bytes:
-    """Call a pickled (function, args, kwargs) in this engine and return the pickled reply.
-
-    Args:
-        sent: the pickle, or the file that holds it.
-        group: the ranks that take part; None for all.
-    """
+    """Call a pickled (function, args, kwargs), or a file of it, on a group; None for all ranks."""
     import cloudpickle
     import IPython
 

@@ -112,11 +112,7 @@ def _writes(node: ast.Call) -> bool:
 
 
 def _environment(node: ast.AST, environments: set[str]) -> str | None:
-    """Return the variable that a node reads or looks for in the environment.
-
-    Seen are `os.environ[...]`, `os.environ.get(...)`, `os.getenv(...)` and `... in os.environ`,
-    and all of these with one of the names that the script has for `os.environ`.
-    """
+    """Return the variable that a node reads or looks for in what the script calls `os.environ`."""
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
         source, key = ast.unparse(node.value), node.slice
     elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):

@@ -127,15 +127,9 @@ def supervise(
     collect: Callable[[Replies], None],
     patient: bool = False,
 ) -> tuple[Replies, RankError | None]:
-    """Wait until all ranks have answered or one failure ends the call.
+    """Wait until all ranks have answered or one failure ends the call; return replies and failure.
 
-    Args:
-        requests: the request of each rank that takes part.
-        collect: adds the replies that have come.
-        patient: after a failure, wait for the others as long as they move.
-
-    Returns:
-        The replies, and the failure if there is one.
+    After a failure, `patient` waits for the others as long as they move.
     """
     stalls = StallWarnings(log_path(folder, 0))
     stalls.read(float("-inf"))  # warnings of earlier runs do not count

@@ -22,6 +22,7 @@ from typing import Any
 from dlguide.cluster.errors import RankError
 from dlguide.cluster.processes import FOLDER
 from dlguide.cluster.supervision import RemoteCall
+from dlguide.commands import environment_variable
 from dlguide.errors import require
 
 
@@ -147,17 +148,13 @@ def work(place: str, tasks: bytes, ranks: Sequence[int], parts: Sequence[range] 
     folder = Path(place)
     mine = claims(folder, len(items)) if parts is None else parts[list(ranks).index(rank)]
     # a training would report its progress there: that of all tasks is shown
-    observed = os.environ.pop(FOLDER, None)
-    try:
+    with environment_variable(FOLDER, None):
         for number in mine:
             result = do(function, items[number], number, rank)
             sys.stdout.flush()
             draft = folder / f"draft-{number}"
             draft.write_bytes(pack(result))
             draft.replace(folder / f"done-{number}")
-    finally:
-        if observed is not None:
-            os.environ[FOLDER] = observed
 
 
 def claims(folder: Path, tasks: int) -> Iterator[int]:

@@ -410,11 +410,7 @@ def _unfold(flat: np.ndarray, comm: Comm) -> None:
 
 
 def node_levels(comm: Comm, ranks_per_node: int | None = None) -> tuple[Comm, Comm]:
-    """Split a communicator into nodes and leaders; collective at the first call.
-
-    Creating communicators costs far more than a sum, so they are kept with `comm` and freed
-    with it.
-    """
+    """Split a communicator into nodes and leaders, kept with it; collective at the first call."""
     if ranks_per_node is not None:
         require_count(ranks_per_node, "ranks_per_node")
     kept = comm.Get_attr(_levels_key())

@@ -1,4 +1,4 @@
-"""What a program on several ranks needs of the others, the same for one process and for MPI.
+"""What a program on several ranks needs of the others, the same for one process.
 
 Horovod's communicator, which trains, is `dlguide.horovod.communicator.HorovodCommunicator`.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
 
 from dlguide.collectives.agreement import agree_or_raise
 
@@ -62,30 +60,6 @@ class SingleProcess(Communicator):
     def distribute(self, optimizer: keras.Optimizer, compression: Any = None) -> keras.Optimizer:
         """Return the optimizer itself, since there are no gradients of others to sum."""
         return optimizer
-
-
-class MPICommunicator(Communicator):
-    """The ranks of an mpi4py communicator; it has no optimizer that sums gradients."""
-
-    def __init__(self, comm: Comm) -> None:
-        self.comm, self.rank, self.size = comm, comm.rank, comm.size
-
-    def broadcast(self, variables: Sequence[keras.Variable]) -> None:
-        values = [np.asarray(variable) for variable in variables] if self.rank == 0 else None
-        for variable, value in zip(variables, self.comm.bcast(values), strict=True):
-            variable.assign(value)
-
-    def allreduce_mean(self, variables: Sequence[keras.Variable]) -> None:
-        for variable in variables:
-            total = np.ascontiguousarray(variable, np.float64)
-            mean = self.comm.allreduce(total) / self.size
-            variable.assign(mean.astype(np.asarray(variable).dtype))
-
-    def allreduce_sum(self, values: Sequence[float]) -> list[float]:
-        return [float(total) for total in self.comm.allreduce(np.asarray(values, np.float64))]
-
-    def allgather_bytes(self, data: bytes) -> list[bytes]:
-        return self.comm.allgather(data)
 
 
 def counting_comm(comm: Comm) -> Any:

@@ -22,11 +22,7 @@ NO_GLOO = (
 
 
 def require_gloo() -> None:
-    """Refuse a Horovod that was built without Gloo; TensorFlow is not loaded.
-
-    Raises:
-        MissingComponentError: also when there is no Horovod.
-    """
+    """Refuse a Horovod that is not there or was built without Gloo; TensorFlow is not loaded."""
     found = find_spec("horovod")
     if found is None:
         raise MissingComponentError(

@@ -133,11 +133,7 @@ def _allreduce_in_window(array: SharedArray, comm: Comm, join: np.ufunc) -> np.n
 
 
 def broadcast_shared(array: np.ndarray, comm: Comm, root: int = 0) -> np.ndarray:
-    """Write the root's array into shared memory in blocks, which all others read: one host only.
-
-    Raises:
-        ValueError: on all ranks alike, when they are on several hosts.
-    """
+    """Write the root's array into shared memory in blocks, which all others read: one host only."""
     if comm.size == 1:
         return array
     window = exchange_window(comm)
@@ -152,11 +148,7 @@ def broadcast_shared(array: np.ndarray, comm: Comm, root: int = 0) -> np.ndarray
 
 
 class Window:
-    """Equally much memory of each rank, open to all ranks of a host; collective to make and free.
-
-    Attributes:
-        memory: the bytes of every rank.
-    """
+    """Equally much `memory` of each rank (bytes), open to all ranks of a host; collective."""
 
     def __init__(self, comm: Comm, nbytes: int) -> None:
         from mpi4py import MPI
@@ -199,10 +191,7 @@ class Window:
 
 
 def exchange_window(comm: Comm) -> Window:
-    """Return the window that private arrays pass through; collective at the first call.
-
-    It is kept with the communicator and freed with it.
-    """
+    """Return the window that private arrays pass through, kept with `comm`; collective at first."""
     window = comm.Get_attr(_window_key())
     if window is None:
         window = Window(comm, 2 * BLOCK_BYTES)

@@ -224,11 +224,7 @@ def _require_apart(source: Path, target: Path) -> None:
 def _copy_all(
     source: Path, target: Path, files: Sequence[Listed], done: Callable[[int], None]
 ) -> None:
-    """Copy files into a new folder; what is read is compared with its checksum on the way.
-
-    A data set without a manifest gets a complete SHA256SUMS in its copy, so that the copy can
-    be checked later. Times of change are kept.
-    """
+    """Copy files into a new folder, comparing checksums on the way; with SHA256SUMS in the end."""
     target.mkdir(mode=0o755)
     for folder in sorted({os.path.dirname(file.name) for file in files}):
         (target / folder).mkdir(parents=True, exist_ok=True)
@@ -245,12 +241,7 @@ def _copy_all(
 def _difference(
     files: Sequence[Listed], target: Path, quick: bool, done: Callable[[int], None]
 ) -> str:
-    """Say in which way a copy differs from its source; the source's files are not read.
-
-    A file counts as the same when its length and its checksum are; where the source has no
-    checksum its time of change must be the same too. Then the copy is compared with its own
-    checksums, so that damage is seen.
-    """
+    """Say how a copy differs from its source, whose files are not read; "" where it does not."""
     there = {file.name: file for file in files}
     mark = MANIFEST if MANIFEST in there else SUMS
     if not (target / mark).is_file():
@@ -288,10 +279,7 @@ def _damage(target: Path, copied: Sequence[Listed], done: Callable[[int], None])
 
 
 def _in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-    """Do the same with each item, a few at a time, and give the results in order.
-
-    A file system that is far away answers each question late, but many at once.
-    """
+    """Do the same with each item, a few at a time, and give the results in order."""
     with ThreadPoolExecutor(_THREADS) as pool:
         # a million at once would take gigabytes for what waits
         for at in range(0, len(items), _AT_ONCE):

@@ -176,12 +176,7 @@ class Listed:
 
 
 def list_files(folder: Path) -> tuple[Listed, ...]:
-    """List the files of a data set without reading them.
-
-    Where `formats.create` wrote the folder these are the files that its manifest vouches for,
-    and the manifest; elsewhere all files in it and below but SHA256SUMS, which gives the
-    checksums if it is there.
-    """
+    """List the files of a data set, by its manifest or its SHA256SUMS, without reading them."""
     require_folder(folder)
     return (_of_manifest if (folder / MANIFEST).is_file() else _of_folder)(folder)
 

@@ -112,11 +112,7 @@ def two_ranks(limit_s: float, launcher: Path | None = None) -> list[CheckResult]
 
 
 def one_libmpi(limit_s: float, loaders: Mapping[str, str] | None = None) -> CheckResult:
-    """Find the libmpi that each component loads, each in its own process.
-
-    In one process the second would get the library of the first, and a mixture of two would not
-    show until the import order changes.
-    """
+    """Find the libmpi that each component loads, each in its own process: the first would win."""
     loaders = _loaders() if loaders is None else loaders
     found: dict[str, str] = {}
     for name, load in loaders.items():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from dlguide import commands, preflight
 from dlguide.doctor import mpi
@@ -138,7 +139,7 @@ def _package(requirement: Requirement) -> CheckResult:
     if not requirement.specifier.contains(installed, prereleases=True):
         needed = f"is {installed}, needed {name}{requirement.specifier}"
         return CheckResult(name, False, needed, fix)
-    pinned = pins().get(_normal(name), installed)
+    pinned = pins().get(canonicalize_name(name), installed)
     if pinned != installed:
         return CheckResult(name, None, f"{installed}, tested with {pinned}", fix)
     return CheckResult(name, True, installed)
@@ -146,7 +147,7 @@ def _package(requirement: Requirement) -> CheckResult:
 
 def _wanted(requirement: Requirement) -> str:
     """The pinned version where there is one."""
-    pinned = pins().get(_normal(requirement.name))
+    pinned = pins().get(canonicalize_name(requirement.name))
     return requirement.name + (f"=={pinned}" if pinned else str(requirement.specifier))
 
 
@@ -165,7 +166,7 @@ def pins() -> dict[str, str]:
     lines = path.read_text().splitlines() if path.exists() else []
     wanted = [Requirement(line) for line in lines if line and not line.startswith("#")]
     return {
-        _normal(each.name): str(each.specifier).removeprefix("==")
+        canonicalize_name(each.name): str(each.specifier).removeprefix("==")
         for each in wanted
         if _applies(each)
     }
@@ -173,10 +174,6 @@ def pins() -> dict[str, str]:
 
 def _applies(requirement: Requirement) -> bool:
     return requirement.marker is None or requirement.marker.evaluate()
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _version(name: str) -> str | None:
@@ -191,10 +188,7 @@ def _in_conda() -> bool:
 
 
 def _setup(*requirements: str) -> str:
-    """The command that installs requirements here; all of the package's when none is given.
-
-    `dlguide` itself is never asked for by name: it is installed from a clone or a wheel.
-    """
+    """The command that installs requirements here; all of the package's when none is given."""
     if _in_conda():
         return "conda env update -f environment.yml"
     if (ROOT / "Makefile").exists() and Path(sys.prefix).parent == ROOT:

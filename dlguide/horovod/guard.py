@@ -52,10 +52,7 @@ def check_interval(value: int | None) -> int:
 def require_alike(
     lines: Sequence[str], what: str, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Raise on every rank when their descriptions of `what` differ, with the first line that does.
-
-    Called by all ranks of the set, eagerly.
-    """
+    """Raise on every rank when their descriptions of `what` differ; all ranks of the set call."""
     if not communicates(process_set):
         return
     described = allgather_bytes("\n".join(lines).encode(), "dlguide.alike", process_set)
@@ -110,30 +107,24 @@ def require_equal_steps(steps: int | None, process_set: ProcessSet = global_proc
 
 
 class WeightConsistencyCheck:
-    """The check inside a distributed optimizer: before the second update, then every so many.
-
-    `passes` calls make one update.
-    """
+    """The check inside a distributed optimizer: before the second update, then every so many."""
 
     def __init__(self, every: int, process_set: ProcessSet, passes: int, name: str) -> None:
         self.name = name
-        self.every = every * passes
+        self.every = every * passes  # calls: so many passes make one update
         self.passes = passes
         self.process_set = process_set
         self.calls: tf.Variable | None = None
 
     def before_update(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Compare the ranks' weights when it is due, and return the gradients.
-
-        The first comparison is before the second update, not the first: many scripts broadcast
-        after one step, when all variables exist.
-        """
+        """Compare the ranks' weights when it is due, and return the gradients."""
         if not self.every or not variables:
             return grads
         if self.calls is None:
             with tf.init_scope():
                 self.calls = tf.Variable(0, dtype=tf.int64, trainable=False)
         done = self.calls.read_value()
+        # Not before the first update: many scripts broadcast after it, when all variables exist.
         due = (done == self.passes) | ((done > 0) & (done % self.every == 0))
         passed = tf.cond(due, lambda: self._compare(done, variables), lambda: tf.constant(True))
         self.calls.assign_add(1)
@@ -197,11 +188,7 @@ def _equal_rows(rows: tf.Tensor) -> tf.Tensor:
 def _complaint(
     fingerprints: np.ndarray, variables: Sequence[Any], cause: str, process_set: ProcessSet
 ) -> str:
-    """Measure how far the ranks' weights are apart; return "" and warn when it is rounding.
-
-    Called by all ranks of the set with the same fingerprints; broadcasts the variables that
-    differ.
-    """
+    """Say how far the weights of all ranks are apart; "" and a warning when it is rounding."""
     # The collectives here go without names: a name takes a tf.function, which needs a thread of
     # TensorFlow's pool, and from within a graph this code may be running on the only one.
     ranks = members(process_set)

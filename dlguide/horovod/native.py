@@ -78,8 +78,6 @@ def require_ready(process_set: ProcessSet) -> None:
 def communicates(process_set: ProcessSet) -> bool:
     """Return whether this rank exchanges anything with others in a process set.
 
-    False on a rank outside the set and in a set of one rank. Raises as `require_ready`.
-
     Raises:
         RuntimeError: if Horovod is not initialised or the set has no number.
         ValueError: if there is no such set.

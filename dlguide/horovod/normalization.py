@@ -61,10 +61,7 @@ def SyncBatchNormalization(fused: bool = False, **options: Any) -> keras.layers.
 
 
 def synchronize_layers() -> None:
-    """Let Keras' layers with `synchronized=True` take the statistics of all ranks.
-
-    Keras asks the replicas of `tf.distribute` only, which ranks are not.
-    """
+    """Let Keras' `synchronized` layers ask all ranks: they ask replicas of `tf.distribute` only."""
     kind = keras.layers.BatchNormalization
     plain = kind._moments
     if getattr(plain, "asks_all_ranks", False):
@@ -120,10 +117,7 @@ def _moments_of_all(layer: Any, inputs: Any, mask: Any, counted: Any) -> tuple[A
 
 
 def _exchange_name() -> str | None:
-    """Return a name that is the same on all ranks, whatever their layers are called.
-
-    Eagerly there is none: the exchanges follow each other.
-    """
+    """Return a name that is the same on all ranks; None eagerly, where calls follow each other."""
     if tf.executing_eagerly():
         return None
     graph = tf.compat.v1.get_default_graph()
@@ -142,17 +136,9 @@ def moments_over_ranks(
 ) -> tuple[Any, Any]:
     """Return what `BatchNormalization._moments` returns in one process with the whole batch.
 
-    Called by all ranks.
-
-    Args:
-        layer: the layer.
-        inputs: this rank's samples.
-        mask: as in Keras.
-        gather: returns the statistics of all ranks, shape (ranks, 3, channels), from those of this
-            one, which are zeros where its samples do not count.
-        add: returns the sum over the ranks of what is propagated back, shape (2, channels), in
-            the scale of this rank's loss; zeros where its samples do not count.
-        refuse: raises where a gradient's gradient is taken.
+    `gather` returns the statistics of all ranks, shape (ranks, 3, channels), from this rank's;
+    `add` the sum of what is propagated back, shape (2, channels), in the scale of this rank's
+    loss. Both are 0 where samples do not count. `refuse` raises for a gradient's gradient.
     """
     axes, channels = layer._reduction_axes, inputs.shape[layer.axis]
     along = [1] * len(inputs.shape)

@@ -240,10 +240,7 @@ def _distributed_class(base: type, template: GradientReducer, average_passes: bo
 
 
 class _PassSums:
-    """Gradients of several backward passes, added up on this rank alone.
-
-    `counter` is the number of passes in the sums.
-    """
+    """Gradients of `counter` backward passes, added up on this rank alone."""
 
     def __init__(self, passes: int, average: bool) -> None:
         self.passes, self.average = passes, average

@@ -35,10 +35,7 @@ def variable_key(variable: Any) -> Hashable:
 
 
 class GradientReducer:
-    """Combines the gradients of one optimizer or tape over the ranks.
-
-    The arguments are those of `DistributedOptimizer`.
-    """
+    """Combines gradients over the ranks for one optimizer or tape; see `DistributedOptimizer`."""
 
     def __init__(
         self,

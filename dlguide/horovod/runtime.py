@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dlguide.collectives import rendezvous
+from dlguide.commands import environment_variable
 from dlguide.errors import MissingComponentError, require
 from dlguide.files import require_writable
 from dlguide.horovod.native import ProcessSet, native
@@ -129,15 +130,11 @@ def records_on_call() -> bool:
 
 
 def init_for_recording() -> None:
-    """Start Horovod, unless it runs, so that `record_timeline` can record; every rank must call it.
-
-    A thread of rank 0 then polls for something to write, which takes up to a whole core, until
-    Horovod stops.
-    """
+    """Start Horovod for `record_timeline`; a thread of rank 0 then polls, up to a whole core."""
     if not native.is_initialized():
         import mpi4py.MPI  # noqa: F401  MPI then outlives Horovod
 
-        with _variable(ON_CALL):
+        with environment_variable(TIMELINE, ON_CALL):
             init()
 
 
@@ -194,28 +191,14 @@ def record_timeline(path: str | os.PathLike, mark_cycles: bool = False) -> Itera
     if problem:
         raise ValueError(problem)
     if not records_on_call():
-        with _variable(ON_CALL):
+        with environment_variable(TIMELINE, ON_CALL):
             restart()
     native.start_timeline(str(path), mark_cycles)
     yield
     native.stop_timeline()
     if not wanted and not restart_problem():
-        with _variable(None):
+        with environment_variable(TIMELINE, None):
             restart()
-
-
-@contextmanager
-def _variable(value: str | None) -> Iterator[None]:
-    """Set HOROVOD_TIMELINE, or remove it, for the time of the block."""
-    before = os.environ.pop(TIMELINE, None)
-    if value is not None:
-        os.environ[TIMELINE] = value
-    try:
-        yield
-    finally:
-        os.environ.pop(TIMELINE, None)
-        if before is not None:
-            os.environ[TIMELINE] = before
 
 
 def _problem(path: Path) -> str:
@@ -228,10 +211,7 @@ def _problem(path: Path) -> str:
 
 
 def _transport() -> str:
-    """Return over what Horovod will exchange: MPI or Gloo.
-
-    Refuse where Horovod 0.28.1 would crash, or leave each rank alone without a word.
-    """
+    """Return over what Horovod will exchange; refuse what would crash it or leave ranks alone."""
     names = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")
     controller, operations = (os.environ.get(name, "").lower() for name in names)
     if "gloo" not in (controller, operations):

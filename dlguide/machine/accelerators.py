@@ -43,10 +43,7 @@ class DeviceAssignment:
 def visible_gpus(
     environment: Mapping[str, str] | None = None, program: str = "nvidia-smi"
 ) -> VisibleGpus:
-    """Return the GPUs that this rank sees; imports TensorFlow, but starts no GPU.
-
-    Their names are the driver's: a batch system may show every rank another GPU as number 0.
-    """
+    """Return the GPUs that this rank sees, by the driver's names; starts no GPU."""
     import tensorflow as tf
 
     environment = os.environ if environment is None else environment

@@ -125,11 +125,7 @@ class PrimitiveGroup:
 
 
 def parse_log(text: str) -> VerboseLog:
-    """Parse a verbose log; lines of other programs in between are kept in `others`.
-
-    A line that begins as a record but is cut or has no time goes to `damaged`. Creation
-    lines and oneDNN's graph interface are left out: their time is not that of a primitive.
-    """
+    """Parse a verbose log: cut records go to `damaged`, lines of other programs to `others`."""
     found, damaged, others, info = [], [], [], {}
     part = ""
     for line in text.splitlines():
@@ -145,6 +141,7 @@ def parse_log(text: str) -> VerboseLog:
         elif words[1:2] == ["exec"]:
             primitive = _primitive(words[2:], part)
             (damaged if primitive is None else found).append(primitive or line)
+        # the times of creation and of oneDNN's graph interface are not those of a primitive
         elif not {"graph", "create", "create:cache_hit", "create:cache_miss"} & set(words[1:2]):
             known = words[1:2] and words[1].startswith(("create", "error", "warn", "ukernel"))
             damaged += [] if known else [line]

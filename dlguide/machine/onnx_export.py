@@ -133,8 +133,7 @@ class _Graph:
     def conv(self, layer: Any, names: _Names, shapes: _Shapes, norm: Any = None) -> str:
         """Write a convolution, ordinary or depthwise, with a normalisation folded into it.
 
-        Batch normalisation at inference is y = g (x - m) / sqrt(v + e) + b with constants for each
-        channel, so it is the same convolution with kernels times g / sqrt(v + e) and another bias.
+        y = g (x - m) / sqrt(v + e) + b is a convolution with kernels times g / sqrt(v + e).
         """
         kernel = np.asarray(layer.kernel, "float64")  # (rows, columns, inputs, filters)
         if type(layer).__name__ == "DepthwiseConv2D":

@@ -228,12 +228,7 @@ def _integers_by(machine: Machine) -> str:
 
 
 def _memory(job: dict[str, Any]) -> _Rates:
-    """Measure memory bandwidth by NumPy in threads, each on its own part of the arrays.
-
-    Copy counts 16 bytes per element, Add 24, a sum 8, as STREAM counts. A line may be read before
-    it is written (write-allocate), which is not counted; so Copy and Add may show less than the
-    memory transfers.
-    """
+    """Measure memory bandwidth by NumPy in threads, with bytes counted as by STREAM."""
     threads = len(job["cpus"])
     count = max(threads, job["array_bytes"] // 8)
     parts = [slice(count * k // threads, count * (k + 1) // threads) for k in range(threads)]

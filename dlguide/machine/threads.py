@@ -431,13 +431,7 @@ class TunedPlans:
 def save_tuned(
     rows: Iterable[Any], net: str, global_batch: int, machine: Machine, unix_s: float | None = None
 ) -> Path:
-    """Save the outcome of a search on a machine; it replaces an earlier one of net and batch.
-
-    Args:
-        rows: fastest first, with `candidate`, the `median` of its images/s and `error`.
-        global_batch: images of a step over all ranks (count).
-        unix_s: time of the search; None for now (s since 1970).
-    """
+    """Save a search's outcome, `rows` fastest first; it replaces that of the same net and batch."""
     rows = [row for row in rows if not row.error]
     record = {
         "format": _FORMAT,
@@ -456,10 +450,7 @@ def save_tuned(
 
 
 def load_tuned(machine: Machine | None = None) -> TunedPlans | None:
-    """Load the newest saved outcome for machines like this one; None if there is none.
-
-    A damaged file is reported as a warning and skipped.
-    """
+    """Load the newest saved outcome for machines like this one; a damaged file causes a warning."""
     machine = describe() if machine is None else machine
     found = []
     for path in sorted(tuned_folder(machine).glob("*.json")):

@@ -206,10 +206,7 @@ def _parsed(text: str, path: str) -> tuple[list[dict[str, Any]], bool]:
 def _paired(
     records: Sequence[dict[str, Any]],
 ) -> tuple[tuple[TensorActivity, ...], tuple[FusedMessage, ...]]:
-    """Pair begins and ends.
-
-    The operations of a message begin one right after the other, before any of its activities.
-    """
+    """Pair begins and ends; a message's operations begin in a row, before any of its activities."""
     names = {
         record["pid"]: record["args"]["name"]
         for record in records

@@ -218,14 +218,10 @@ def decoder(
 
 
 def rotations(length: int, head: int, dtype: str = "float64") -> tuple[np.ndarray, np.ndarray]:
-    """Return what rotates a head at each position: x cos + (x rolled by half) sin.
+    """Return cos and sin, (length, 1, head), that rotate a head: x cos + (x rolled by half) sin.
 
     Value i of the first half and value i of the second are turned together by the angle
-    t 10000^(-2 i / head) at position t, so that a product of a query and a key depends on the
-    distance of their positions only.
-
-    Returns:
-        tuple: cos and sin, of shape (length, 1, head).
+    t 10000^(-2 i / head) at position t: products depend on the distance of positions only.
     """
     angles = np.arange(length)[:, None] * 10000.0 ** (-2 * np.arange(head // 2) / head)
     cos, sin = np.cos(angles), np.sin(angles)

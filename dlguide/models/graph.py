@@ -73,10 +73,7 @@ class LayerCall:
 
 
 def layer_calls(model: Any) -> list[LayerCall]:
-    """List the calls of all layers, each after those it depends on.
-
-    A layer in a model inside the model has the name of that model before its own.
-    """
+    """List the calls of all layers, also of inner models, each after those it depends on."""
     numbers = count(1)
     given = [(LayerArray(next(numbers), tensor), False) for tensor in graph_of(model).inputs]
     return list(_enter(model, "", given, numbers))

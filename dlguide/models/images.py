@@ -309,10 +309,7 @@ def _googlenet(make: SeededLayers, x: Any) -> Any:
 
 
 def draw(model: keras.Model, seed: int) -> None:
-    """Give a large net the initial weights of a seed, each kernel with its own.
-
-    He's normal distribution for layers that ReLU follows, Glorot's uniform one for the last.
-    """
+    """Give each kernel of a large net its own initial weights: He's, the last layer's Glorot's."""
     import keras
     import numpy as np
 
@@ -326,10 +323,7 @@ def draw(model: keras.Model, seed: int) -> None:
 
 @contextmanager
 def _global_state_of_keras_kept(dtype: str) -> Iterator[None]:
-    """Let keras.applications use `dtype`, and undo what it does to the global states.
-
-    Its layers take their dtype from the global policy and their seeds from Python's `random`.
-    """
+    """Let keras.applications use `dtype`, and restore the global policy and Python's `random`."""
     import keras
 
     policy, state = keras.config.dtype_policy(), random.getstate()

@@ -24,14 +24,8 @@ Shape = tuple[int, ...]
 class NetSpec:
     """A net before it is built.
 
-    Args:
-        task: what it is trained for.
-        parameters: trainable parameters at its default sizes (count).
-        inputs: the shape of one sample, made of numbers and names of sizes.
-        sizes: what the caller may choose, with the default of each.
-        least: the smallest value of a size where that is not 1.
-        dropout: the net's default share, None where the net has no dropout.
-        start: the initializer of its kernels.
+    `inputs` is the shape of one sample, made of numbers and names of `sizes`; `least` the smallest
+    value of a size where that is not 1; `start` the initializer of its kernels.
     """
 
     name: str
@@ -260,10 +254,8 @@ _NORMAL = 0.02
 class SeededLayers:
     """Makes Keras layers of one dtype policy and applies them, each with its own seed.
 
-    The seeds follow from the net's name, `seed` and the order of the layers. So two nets with one
-    seed, such as the two of a GAN, do not start alike, and no global state is read or changed.
-    `start` is the initializer of kernels: a class of `keras.initializers`, or "zeros" for a net
-    that gets its initial weights later.
+    The seeds follow from the net's name, `seed` and the order of the layers; no global state is
+    read or changed. `start` is a class of `keras.initializers`, or "zeros" if weights come later.
     """
 
     name: str

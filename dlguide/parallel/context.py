@@ -111,9 +111,8 @@ def bytes_sent(method: str, query_bytes: int, key_bytes: int, ranks: int) -> tup
 class AttentionCache:
     """What the backward pass needs of this rank's part of an attention.
 
-    Heads are in groups, (batch, key heads, queries per key, positions, width). `log_sums` is the
-    logarithm of each query's sum of exponentials. `pairs` counts the scores that were computed
-    for each head: `count_pairs`, and what the tiles on the diagonal compute in vain.
+    Heads are in groups, (batch, key heads, queries per key, positions, width); `pairs` counts the
+    scores that were computed for each head.
     """
 
     queries: np.ndarray
@@ -303,10 +302,7 @@ def _parts(length: int, ranks: int, rank: int, sharding: str) -> list[range]:
 def _tiles(
     own: int, comm: Comm, step: int, sharding: str, tile: int
 ) -> Iterator[tuple[slice, slice, np.ndarray | None]]:
-    """Yield queries and keys of each tile with a score that counts, and the mask on the diagonal.
-
-    All parts have the same size, so a tile is on the diagonal or all its scores are alike.
-    """
+    """Yield queries and keys of tiles with a score that counts, and the mask on the diagonal."""
     source = (comm.rank - step) % comm.size
     mine, theirs = (
         list(_pieces(_parts(own * comm.size, comm.size, rank, sharding), tile))

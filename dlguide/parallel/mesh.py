@@ -59,10 +59,7 @@ class RankMesh:
         self._along: dict[frozenset[str], Comm] = {}
 
     def along(self, *names: str) -> Comm:
-        """Return the ranks that differ from this one in these dimensions only; all must call.
-
-        All ranks are `comm` itself, one rank is MPI's COMM_SELF, other groups are made once.
-        """
+        """Return the ranks that differ from this one in these dimensions only; all must call."""
         key = frozenset(names)
         ranks = prod(size for name, size in self.mesh.items() if name in key)
         if ranks == self.comm.size:
@@ -86,10 +83,7 @@ class RankMesh:
 
 
 def copies_mesh(comm: Comm, copies: int) -> RankMesh:
-    """Arrange the ranks in a grid "data", "model" of so many copies of a net; all must call.
-
-    Rank = copy * ranks of a copy + part: the ranks of a copy are neighbours.
-    """
+    """Arrange the ranks in a grid "data", "model" of so many copies of a net; all must call."""
     require_equal(comm, copies=copies)
     with agree_or_raise(comm):
         require_count(copies, "copies")
@@ -146,10 +140,7 @@ class MeshLayout:
         )
 
     def allreduced(self, equation: str) -> tuple[str, ...]:
-        """Return the dimensions of the mesh over which a product is summed by an allreduce.
-
-        They are those along which a dimension is divided that the result does not have.
-        """
+        """Return the dimensions of the mesh that divide what a product sums over."""
         self._check(equation)
         summed = set(_names(equation)) - set(_names(equation.partition("->")[2]))
         return tuple(sorted(self.rules[name] for name in summed if name in self.rules))

@@ -397,14 +397,9 @@ def require_threads() -> None:
 class BackgroundAllreduce:
     """Sums the pieces of layers over all ranks, one after the other, in a separate thread.
 
-    All ranks must call a collective in the same order, or sums are mixed up or hang. In the fixed
-    order nothing has to be agreed. With priorities the ranks could choose differently, because a
-    layer is ready here and not yet there; so rank 0 chooses: it takes the next piece of its ready
-    layer nearest to the input and broadcasts which, and the others wait until they have that
-    layer. They will, because computing never waits for a later layer.
-
-    The thread has its own copy of the communicator, so that its messages are never mixed up with
-    others. While it has nothing to do it sleeps.
+    With priorities the ranks could choose differently, and sums would be mixed up: so rank 0 takes
+    the next piece of its ready layer nearest to the input and broadcasts which; the others wait
+    until they have that layer. They will, because computing never waits for a later layer.
     """
 
     def __init__(

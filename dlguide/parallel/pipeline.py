@@ -326,8 +326,6 @@ class _SplitStage(_Stage):
 
     The forward pass sees the weights as constants and adds a zero to the output of each layer that
     has weights, before its activation: the gradient of that zero is the gradient of the output.
-    Together with the layer's inputs it is all that the gradients of the weights need; no product is
-    computed twice.
     """
 
     def _compile(self) -> None:
@@ -479,11 +477,7 @@ def cell_seconds(measured: Sequence[PipelineStep]) -> dict[str, list[float]]:
 
 @dataclass(frozen=True)
 class StageCost:
-    """Cost of one stage of a net.
-
-    `layers` are the names of its layers. `training_flops`, `activation_bytes` (what all its
-    layers write) and `input_bytes` are for one sample; `weight_bytes` once for any batch.
-    """
+    """Cost of one stage of a net: work and activations of one sample, weights once."""
 
     layers: tuple[str, ...]
     training_flops: int
@@ -492,21 +486,14 @@ class StageCost:
     weight_bytes: int
 
     def memory_bytes(self, held: int, samples: int, recompute: bool = False) -> int:
-        """Predict the memory of the activations that this stage keeps for the backward pass.
-
-        Without recomputation it keeps all activations of each microbatch that it holds; with it,
-        the input of each, and all activations of the one in its backward pass.
-        """
+        """Predict the memory of the activations that this stage keeps for the backward pass."""
         if recompute:
             return samples * (held * self.input_bytes + self.activation_bytes)
         return samples * held * (self.activation_bytes + self.input_bytes)
 
 
 def cut_points(model: keras.Model) -> dict[str, Any]:
-    """Return the layers after which a net can be cut: one tensor alone connects the two parts.
-
-    In a chain these are all layers; in a residual net those between two blocks.
-    """
+    """Return the layers after which a net can be cut: one tensor alone connects the two parts."""
     graph = graph_of(model)
     ends = f"{len(graph.inputs)} and {len(graph.outputs)}"
     must, then = "have one input and one output", "Cut the net by hand."
@@ -569,13 +556,7 @@ def balance(model: keras.Model, stages: int) -> tuple[str, ...]:
 
 
 def partition(work: Sequence[float], parts: int) -> list[int]:
-    """Cut a list into consecutive parts whose largest sum is minimal; return where they end.
-
-    Dynamic programming over the parts.
-
-    >>> partition([5, 1, 1, 1, 5], 3)
-    [1, 4, 5]
-    """
+    """Cut a list into consecutive parts whose largest sum is minimal; return where they end."""
     sums = np.array([0.0, *accumulate(work)])
     between = sums[None, :] - sums[:, None]  # of the part from one place to another
     between[np.tril_indices(len(sums))] = np.inf

@@ -45,10 +45,7 @@ def reduce_from_region(part: Any, comm: Comm, on_message: OnMessage | None = Non
 
 
 def copy_to_region(whole: Any, comm: Comm, on_message: OnMessage | None = None) -> Any:
-    """Return a tensor that all ranks have; backward its gradient is summed over ranks.
-
-    Each rank uses the tensor for its part of the work, so each computes a part of its gradient.
-    """
+    """Return a tensor that all ranks have; backward its gradient is summed over ranks."""
     import tensorflow as tf
 
     @tf.custom_gradient

@@ -314,9 +314,7 @@ def _kept(pipeline: Any, name: str, elements: list[Any]) -> float:
 def _together(
     pipeline: Any, train: Callable[[Any, Any], float], seconds: float
 ) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
-    """Train from the whole pipeline; return samples/s, and of each step the waiting and the
-    computing time (s).
-    """
+    """Train from the whole pipeline; return samples/s, waiting and computing of each step (s)."""
     wait_s: list[float] = []
     compute_s: list[float] = []
     samples, steps = 0, len(pipeline.steps(0))

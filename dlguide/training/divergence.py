@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide.collectives.communicator import Communicator
+from dlguide.errors import ranks_in_words
 from dlguide.training.checkpoint import not_finite
 
 if TYPE_CHECKING:
@@ -35,10 +36,8 @@ class DivergedError(ArithmeticError):
 def propagate_nan(gradients: Sequence[Any], variables: Sequence[Any], loss: Any) -> list[Any]:
     """Return gradients that tell all ranks when this rank's loss is not finite.
 
-    The gradient of the smallest variable becomes nan with the loss: after the sum every rank finds
-    nan there and stops, for no more communication than before. Without that a loss could be
-    infinite on one rank and its gradients finite (logits beyond half of the largest number do it):
-    this rank would stop, and the others would wait for it.
+    The smallest one becomes nan with the loss, so that every rank finds nan in the sum and stops.
+    An infinite loss may have finite gradients: this rank would stop, and the others wait for it.
     """
     import tensorflow as tf
 
@@ -103,7 +102,9 @@ class DivergenceMonitor:
         last = self._comm.allgather(self._last() if self._comm.rank == 0 else "")[0]
         if met:
             where, losses = next(iter(met.values())), {one["loss"] for one in met.values()}
-            what = f"The loss is {' or '.join(sorted(losses))} on {self._named(list(met))}"
+            ranks = list(met)
+            who = "all ranks" if 1 < len(ranks) == self._comm.size else ranks_in_words(ranks)
+            what = f"The loss is {' or '.join(sorted(losses))} on {who}"
         else:
             where = self._at | {"rate": self.rate()}
             what = f"The loss is finite, but {weights[0]} is not any more,"
@@ -119,11 +120,6 @@ class DivergenceMonitor:
             return self._last_good()
         except Exception as error:  # the others wait for this text
             return f"The checkpoints cannot be read: {error or repr(error)}."
-
-    def _named(self, met: list[int]) -> str:
-        if len(met) == self._comm.size:
-            return "all ranks" if len(met) > 1 else "rank 0"
-        return f"rank{'s' * (len(met) > 1)} {', '.join(map(str, met))}"
 
     def rate(self) -> float:
         """The learning rate of the last step, which a schedule takes from its number."""

@@ -187,11 +187,7 @@ def seconds_of(time: str) -> int:
 
 
 def hours_minutes_seconds(seconds: int) -> str:
-    """Format a time as HH:MM:SS, which Slurm and PBS both read.
-
-    >>> hours_minutes_seconds(129600)
-    '36:00:00'
-    """
+    """Format a time as HH:MM:SS, which Slurm and PBS both read."""
     return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
@@ -318,14 +314,7 @@ def read_profile(path: str | os.PathLike[str]) -> Profile:
 
 
 def profile_of(given: Mapping[str, Any]) -> Profile:
-    """Return a profile from the content of a file.
-
-    >>> profile_of({"partiton": "gpu"})
-    Traceback (most recent call last):
-    ValueError: `key of the profile` must be one of account, binds, cores_per_node, environment, \
-exclusive, gpu_type, gpus_per_node, launcher, local_disk, max_time, memory, modules, mpi, \
-options, partition, scheduler, setup, venv, got 'partiton'. Did you mean partition?
-    """
+    """Return a profile from the content of a file."""
     plain = {each.name: getattr(Profile(), each.name) for each in fields(Profile)}
     values: dict[str, Any] = {}
     for key, value in given.items():

@@ -255,10 +255,7 @@ def _integer(draws: Any, count: Any) -> Any:
 def without_randomness(
     augment: tuple[Operation, ...], size: tuple[int, int] | None
 ) -> tuple[Operation, ...]:
-    """Replace random operations by what they are on average, as far as that can be said.
-
-    `size` is rows and columns of the images before all operations, where they are known.
-    """
+    """Replace random operations by their average, for images of `size` (rows, columns) if known."""
     kept: list[Operation] = []
     for one in augment:
         crops = isinstance(one, PaddedCrop | ResizedCrop | CentreCrop)

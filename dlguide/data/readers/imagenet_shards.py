@@ -209,10 +209,7 @@ def _shard_paths(folder: Path, split: str) -> list[Path]:
 
 
 def _rows(path: Path, number: int) -> Iterator[tuple[int, int, int]]:
-    """Go from header to header; yield first byte, length and checksum of each record.
-
-    Every length is compared with its checksum and with what is left of the file.
-    """
+    """Go from header to header, all checked; yield first byte, length and checksum of records."""
     if not path.is_file():
         raise DamageError(Damage(str(path), "is not an ordinary file"), AGAIN)
     try:
@@ -245,10 +242,7 @@ def _require_once(found: Shards) -> None:
 
 
 def _parse(number: int, contents: bytes, split: str) -> Record:
-    """Read a record and check that its features fit each other.
-
-    Of the JPEG begin, end and size are checked; it is decoded when its pixels are asked for.
-    """
+    """Read a record and check that its features fit each other; the JPEG is not yet decoded."""
     found = features(contents)
     encoded = _one(found, "image/encoded", bytes)
     label = _one(found, "image/class/label", int)

@@ -287,11 +287,7 @@ def set_seeds_apart(session: Session, model: keras.Model, done: set) -> None:
 
 
 def sum_metrics(model: keras.Model) -> None:
-    """Combine the variables of a model's metrics over the ranks; all ranks must call.
-
-    Keras defines for each variable how copies are combined; most are sums over samples, so that
-     the result is that of one process.
-    """
+    """Combine a model's metrics over the ranks as Keras defines for each variable; all call."""
     state = metric_state(model)
     how = [getattr(variable, "aggregation", "sum") for variable in state]
     _combine([v for v, each in zip(state, how, strict=True) if each == "sum"], "metrics", Sum)

@@ -9,15 +9,14 @@ once, with `watch(batches)` instead of its batches and with these callbacks afte
 
 from __future__ import annotations
 
-import os
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlguide.commands import environment_variable
 from dlguide.data.datasets import Dataset
 from dlguide.errors import require
 from dlguide.training import audit
@@ -76,7 +75,7 @@ def run(
     recorder = audit.Recorder(comm.rank, comm.size, data.train_images, rate_of_one_rank)
     _forget_seeds()
     symptoms = _symptoms(data.test_images[:IMAGES], data.test_labels[:IMAGES])
-    with _unguarded():
+    with environment_variable(_GUARD, "0"):
         program(data, recorder.watch, [symptoms, recorder.callback()])
     least = comm.allreduce(len(symptoms.loss), op=MPI.MIN)
     require(
@@ -108,18 +107,6 @@ def _forget_seeds() -> None:
     random.seed()
     np.random.seed()
     tf.random.set_seed(None)
-
-
-@contextmanager
-def _unguarded() -> Iterator[None]:
-    before = os.environ.get(_GUARD)
-    os.environ[_GUARD] = "0"
-    try:
-        yield
-    finally:
-        os.environ.pop(_GUARD)
-        if before is not None:
-            os.environ[_GUARD] = before
 
 
 def _distance(weights: np.ndarray, comm: Any) -> float:
