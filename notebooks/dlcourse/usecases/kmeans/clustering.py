@@ -64,7 +64,10 @@ def numbers(values: Any, name: str) -> np.ndarray:
         table, shape = np.zeros(0), type(values).__name__
     require(len(table.shape) == 2 and table.ndim == len(shape), name, "be rows of numbers", shape)
     require(table.shape[1] > 0, name, "have at least one column", table.shape)
-    finite = np.isfinite(table).all(axis=1)
+    # A sum of finite numbers may overflow, one with a NaN or an infinity is never finite.
+    with np.errstate(invalid="ignore", over="ignore"):
+        sound = np.isfinite(table.sum())
+    finite = np.ones(1, bool) if sound else np.isfinite(table).all(axis=1)
     if not finite.all():
         row = int(np.argmin(finite))
         then = "Drop such rows or fill them: one NaN would spread to every centre."
@@ -293,7 +296,8 @@ def inertia(points: ArrayLike, centres: ArrayLike, labels: Sequence[int] | np.nd
     """
     points, centres, labels = np.asarray(points), np.asarray(centres), np.asarray(labels)
     parts = (slice(begin, begin + _BLOCK) for begin in range(0, len(points), _BLOCK))
-    return math.fsum(float(np.sum((points[part] - centres[labels[part]]) ** 2)) for part in parts)
+    apart = (points[part] - centres.take(labels[part], axis=0) for part in parts)
+    return math.fsum(float(np.vdot(each, each)) for each in apart)
 
 
 class ThreadUse(NamedTuple):
