@@ -133,7 +133,8 @@ def show(times: dict[tuple[str, int], list[float]], distances: int, clusters: in
         step = (whole - one) / (STEPS - 1)
         print(
             f"  {name:26} {1e3 * whole:6.1f} ms: a step {1e3 * step:5.2f} ms, "
-            f"{1e9 * cores * step / distances:.2f} core-ns a distance, else {1e3 * (one - step):.1f}"
+            f"{1e9 * cores * step / distances:.2f} core-ns a distance, "
+            f"else {1e3 * (one - step):.1f} ms"
         )
     ours = times["daal4py 2 x 1", STEPS]
     limit = np.median(times["daal4py 1 x 1", STEPS]) / 2  # two cores without any loss

@@ -75,7 +75,7 @@ BENCHMARKS = {
 }
 
 
-def run(name: str, benchmark: Benchmark, folder: Path = FOLDER, limit_s: float = LIMIT_S) -> list:
+def run(name: str, benchmark: Benchmark, folder: Path, limit_s: float = LIMIT_S) -> list[dict]:
     """Run one script and return its rows; one row without a value if there is none."""
     cores = machine.describe().usable_cores
     if cores < benchmark.cores:
@@ -141,7 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed = False
     for name in chosen:
         print(f"--- {name}", flush=True)
-        new = run(name, BENCHMARKS[name])
+        new = run(name, BENCHMARKS[name], FOLDER)
         failed |= any(str(row["verdict"]).startswith("failed") for row in new)
         rows = [row for row in rows if row["benchmark"] != name] + new
         rows.sort(key=lambda row: list(BENCHMARKS).index(row["benchmark"]))
