@@ -110,7 +110,8 @@ distclean: clean  ## remove .venv too
 
 .venv/packages: pyproject.toml notebooks/pyproject.toml constraints.txt $(ANEW)
 	@if [ -n "$(ANEW)" ]; then sh .ci/make_venv "$(PYTHON)"; fi
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]' -e notebooks
+	@$(BIN)/python -I .ci/watched $(if $(ANEW),--remove) .venv \
+		$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]' -e notebooks
 	@printf '%s' "$(CURDIR)" > $@
 
 .venv/docs: .venv/horovod
