@@ -102,7 +102,8 @@ def run(name: str, benchmark: Benchmark, folder: Path, limit_s: float = LIMIT_S)
         show(done.output)
         rows = [{"benchmark": name} | json.loads(line) for line in found.read_text().splitlines()]
     if not done.ok:
-        how = f"did not end in {limit_s:.0f} s" if done.status is None else done.tail(1)
+        last = done.tail(1).replace(f"{FOLDER.parent}/", "")
+        how = f"did not end in {limit_s:.0f} s" if done.status is None else last
         rows.append(_nothing(name, f"failed: {how}"))
     return [row | {"day": date.today().isoformat()} for row in rows or [_nothing(name, "failed")]]
 
