@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LARGEST = 1e150  # its square leaves room for the sum over all points of any machine
 _BLOCK = 65_536  # rows whose differences are in memory at once
-_SAMPLE = 4096  # rows looked at first when different ones are counted
+_SAMPLE = 4096  # rows looked at before all when different ones are counted
 
 
 def load_daal4py() -> ModuleType:
@@ -234,7 +234,7 @@ def fit(
         centres = np.array(result.centroids)
         # releases daal4py's part of MPI; the next call acquires it again
         daal4py.daalfini()
-        labels = assign(moved, centres)
+        labels = _nearest(moved, centres)
     sums = world.allgather(inertia(moved, centres, labels))
     sizes = np.sum(world.allgather(np.bincount(labels, minlength=clusters)), axis=0)
     return KMeansFit(
@@ -272,14 +272,18 @@ def assign(points: ArrayLike, centres: ArrayLike, threads: int | None = None) ->
     points = numbers(points, "points")
     must = f"have the {centres.shape[1]} columns of the centres"
     require(points.shape[1] == centres.shape[1], "points", must, points.shape)
-    daal4py = load_daal4py()
     if not len(points):
         return np.zeros(0, np.int32)
     middle = centres.mean(axis=0)
     points, centres = points - middle, centres - middle
     with daal_threads(threads):
-        routine = daal4py.kmeans(len(centres), maxIterations=0, assignFlag=True)
-        return routine.compute(points, centres).assignments.ravel()
+        return _nearest(points, centres)
+
+
+def _nearest(points: np.ndarray, centres: np.ndarray) -> np.ndarray:
+    """Let daal4py find the nearest centre of checked points that lie around zero."""
+    routine = load_daal4py().kmeans(len(centres), maxIterations=0, assignFlag=True)
+    return routine.compute(points, centres).assignments.ravel()
 
 
 def inertia(points: ArrayLike, centres: ArrayLike, labels: Sequence[int] | np.ndarray) -> float:
@@ -389,8 +393,11 @@ def _originals(world: Comm, rows: np.ndarray, moved: np.ndarray, chosen: np.ndar
 
 def _different(rows: np.ndarray, most: int) -> np.ndarray:
     """Return up to `most` different rows."""
-    few = np.unique(rows[:: max(1, len(rows) // _SAMPLE)], axis=0)
-    return (few if len(few) >= most else np.unique(rows, axis=0))[:most]
+    for few in (16 * most, _SAMPLE, max(1, len(rows))):
+        found = np.unique(rows[:: max(1, len(rows) // few)], axis=0)
+        if len(found) >= most:
+            break
+    return found[:most]
 
 
 def _start(world: Comm) -> float:
