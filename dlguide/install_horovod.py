@@ -317,7 +317,8 @@ def run_step(
     timeout_s: float = 1800,
     name: str = "installing",
 ) -> None:
-    """Run a step quietly, but print its name and how far it is every 10 s."""
+    """Run a step quietly, but print its name, and how far it is every 10 s."""
+    print(f"  {name} ...", flush=True)
     words = [str(word) for word in command]
     started = time.monotonic()
 
