@@ -52,7 +52,7 @@ help:           ## list these commands
 setup: .venv/horovod  ## make .venv: pinned packages, Horovod, a sum on 2 ranks; WHEELHOUSE=FOLDER takes all from there
 
 run: setup      ## train the MNIST network on 1 rank and on 2; table and plot under build/
-	$(BIN)/dlguide train --compare --samples 40000
+	$(BIN)/dlguide train --compare --samples 16000 --learning-rate 0.004
 
 # Each part is one pytest run: its files start processes in their own way, and the decks' tests read
 # the notebooks that the second part leaves in build/notebooks.
