@@ -34,11 +34,11 @@ LIMIT_S = 590
 HEAD = """# Benchmarks
 
 What the project promises, as `make benchmarks` measured it on {machine}. Each row is the median of
-repeated measurements with its quartiles; what is compared took turns on the same work, and equal
-results were checked first. The **spread** is the distance of the quartiles as a share of the
-median, the largest of the ratio's and of the times that it was made from; where it is above 20 %,
-the machine moved, and there is no verdict. The **share of the limit** compares with what this
-machine allows at most (`dlguide bench limits`).
+repeated measurements with its quartiles; what is compared took turns on the same work, and where
+two programs must give equal results, that was checked first. The **spread** is the distance of the
+quartiles as a share of the median, the largest of the ratio's and of the times that it was made
+from; where it is above 20 %, the machine moved, and there is no verdict. The **share of the limit**
+compares with what this machine allows at most; each script says how that is measured.
 
 | benchmark | what | median (quartiles) | promised | verdict | share of the limit | spread | day |
 |---|---|---|---|---|---|---|---|
