@@ -301,7 +301,7 @@ def inertia(points: ArrayLike, centres: ArrayLike, labels: Sequence[int] | np.nd
     points, centres, labels = np.asarray(points), np.asarray(centres), np.asarray(labels)
     parts = (slice(begin, begin + _BLOCK) for begin in range(0, len(points), _BLOCK))
     apart = (points[part] - centres.take(labels[part], axis=0) for part in parts)
-    return math.fsum(float(np.vdot(each, each)) for each in apart)
+    return math.fsum(float(np.einsum("ij,ij->", each, each)) for each in apart)
 
 
 class ThreadUse(NamedTuple):
