@@ -13,16 +13,22 @@ import pytest
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
-@pytest.fixture
-def driver(monkeypatch, tmp_path):
-    """The driver, which writes into a folder of the test, with scripts that measure nothing."""
+def loaded(monkeypatch):
+    """The driver's module as it is."""
     monkeypatch.syspath_prepend(FOLDER)
-    monkeypatch.setenv("PYTHONPATH", str(FOLDER))
-    monkeypatch.setenv("DLGUIDE_DATA", str(tmp_path))
     spec = importlib.util.spec_from_file_location("benchmarks_run", FOLDER / "run.py")
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def driver(monkeypatch, tmp_path):
+    """The driver, which writes into a folder of the test, with scripts that measure nothing."""
+    module = loaded(monkeypatch)
+    monkeypatch.setenv("PYTHONPATH", str(FOLDER))
+    monkeypatch.setenv("DLGUIDE_DATA", str(tmp_path))
     scripts = {
         "steady": "report('a, b', [1.02, 1.0, 1.01], least=1, share=0.5)",
         "missed": "compare('slower', [2.0, 2.0, 2.1], [1.0, 1.0, 1.0], least=0.98)",
@@ -112,13 +118,10 @@ TINY = {
     [name if place == 0 else pytest.param(name, marks=pytest.mark.long)
      for place, name in enumerate(TINY)],
 )  # fmt: skip
-def test_benchmark_runs_and_reports(name, driver):
-    spec = importlib.util.spec_from_file_location("benchmarks_whole", FOLDER / "run.py")
-    whole = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = whole
-    spec.loader.exec_module(whole)
-    benchmark = replace(whole.BENCHMARKS[name], arguments=tuple(TINY[name].split()))
-    rows = whole.run(name, benchmark, FOLDER, limit_s=250)
+def test_benchmark_runs_and_reports(name, monkeypatch):
+    driver = loaded(monkeypatch)
+    benchmark = replace(driver.BENCHMARKS[name], arguments=tuple(TINY[name].split()))
+    rows = driver.run(name, benchmark, FOLDER, limit_s=250)
     assert rows
     for row in rows:
         assert not row["verdict"].startswith("failed"), row
