@@ -1,6 +1,6 @@
 # One command a line; `make help` lists them. Everything is installed into .venv, nowhere else.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all lab notebooks slides docs site figures pytorch horovod-pytorch mpis wheelhouse lint clean distclean FORCE
+.PHONY: help setup run test test-all lab notebooks slides docs site benchmarks figures pytorch horovod-pytorch mpis wheelhouse lint clean distclean FORCE
 
 # Packages of the user's own must not be mistaken for those of .venv.
 unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX VIRTUAL_ENV
@@ -52,7 +52,7 @@ help:           ## list these commands
 setup: .venv/horovod  ## make .venv: pinned packages, Horovod, a sum on 2 ranks; WHEELHOUSE=FOLDER takes all from there
 
 run: setup      ## train the MNIST network on 1 rank and on 2; table and plot under build/
-	$(BIN)/dlguide train --compare --samples 40000
+	$(BIN)/dlguide train --compare --samples 16000 --learning-rate 0.004
 
 # Each part is one pytest run: its files start processes in their own way, and the decks' tests read
 # the notebooks that the second part leaves in build/notebooks.
@@ -79,6 +79,9 @@ site: .venv/docs  ## the course as a site, with the notebooks' last run, and the
 	$(BIN)/python docs/build.py
 
 docs: site     ## the same
+
+benchmarks: setup  ## what the project promises, measured, 45 min: docs/benchmarks.md; ONLY="NAME ..." measures these again
+	$(BIN)/python benchmarks/run.py $(ONLY)
 
 figures:        ## write the README's figures from the notebooks' last run: docs/figures
 	$(BIN)/python tools/figures.py
@@ -107,7 +110,8 @@ distclean: clean  ## remove .venv too
 
 .venv/packages: pyproject.toml notebooks/pyproject.toml constraints.txt $(ANEW)
 	@if [ -n "$(ANEW)" ]; then sh .ci/make_venv "$(PYTHON)"; fi
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]' -e notebooks
+	@$(BIN)/python -I .ci/watched $(if $(ANEW),--remove) .venv \
+		$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]' -e notebooks
 	@printf '%s' "$(CURDIR)" > $@
 
 .venv/docs: .venv/horovod

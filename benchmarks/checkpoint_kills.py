@@ -25,6 +25,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
+from report import compare
 
 from dlguide.training import checkpoint
 from dlguide.training.checkpoint import CheckpointError, Within
@@ -92,7 +93,7 @@ def wrong(folder, told):
 
 
 def stalls(folder):
-    """Train with both kinds of checkpoints; give the median stall of each (s), and the bytes."""
+    """Train with both kinds of checkpoints; give the stalls of each (s), and the bytes."""
     import keras
 
     from dlguide.training import CheckpointConfig, FitConfig, SingleProcess, fit
@@ -102,7 +103,7 @@ def stalls(folder):
         shapes = [layers.Flatten(), layers.Dense(2000, "relu"), layers.Dense(10)]
         return keras.Sequential([keras.Input((28, 28, 1)), *shapes])
 
-    medians = []
+    found = []
     for asynchronous in (False, True):
         saves = CheckpointConfig(
             folder=folder / str(asynchronous), every_steps=20, asynchronous=asynchronous
@@ -113,9 +114,8 @@ def stalls(folder):
             config=config, on_result=lambda **_: None,
         )  # fmt: skip
         # the last phase waits for what is still being written
-        all_s = [end - begin for name, begin, end in run.phases if name == "checkpoint"][:-1]
-        medians.append(float(np.median(all_s)))
-    return *medians, checkpoint.latest(saves.folder).stat().st_size
+        found.append([end - begin for name, begin, end in run.phases if name == "checkpoint"][:-1])
+    return *found, checkpoint.latest(saves.folder).stat().st_size
 
 
 def main():
@@ -132,17 +132,16 @@ def main():
             if problem:
                 print(problem, flush=True)
             step = checkpoint.read(checkpoint.latest(folder))[0].step
-        nbytes = checkpoint.latest(folder).stat().st_size
-        plain_s, asynchronous_s, trained_nbytes = stalls(folder)
-    print(
-        f"{times} kills, {nbytes / 1e6:.1f} MB a checkpoint: the last one loads after {good}; "
-        f"{hit} left an unfinished file, {step} checkpoints were written"
-    )
-    print(
-        f"a checkpoint of {trained_nbytes / 1e6:.1f} MB stops a training for {1e3 * plain_s:.1f} "
-        f"ms, written asynchronously for {1e3 * asynchronous_s:.1f} ms: ratio "
-        f"{asynchronous_s / plain_s:.3f}"
-    )
+        if times:
+            nbytes = checkpoint.latest(folder).stat().st_size
+            print(
+                f"{times} kills, {nbytes / 1e6:.1f} MB a checkpoint: the last one loads after "
+                f"{good}; {hit} left an unfinished file, {step} checkpoints were written"
+            )
+        plain_s, asynchronous_s, nbytes = stalls(folder)
+    what = f"stall of a checkpoint of {nbytes / 1e6:.1f} MB / of one written asynchronously"
+    count = min(len(plain_s), len(asynchronous_s))
+    compare(what, asynchronous_s[:count], plain_s[:count])
     return 0 if good == times else 1
 
 

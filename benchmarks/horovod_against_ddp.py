@@ -17,6 +17,7 @@ import sys
 
 import cloudpickle
 import numpy as np
+from report import compare
 
 from dlcourse import pytorch_ddp, pytorch_net
 from dlguide.cluster import Cluster
@@ -107,13 +108,8 @@ def main() -> None:
             f"{computing:.2f} ms, input {waiting:.2f} ms, exchange and waiting {rest:.2f} ms"
         )
     for name in PYTORCH:
-        turns = [
-            np.median(b) / np.median(a) for a, b in zip(steps["Horovod"], steps[name], strict=True)
-        ]
-        print(
-            f"images/s of Horovod / {name}, turn by turn: median {np.median(turns):.2f}, "
-            f"from {min(turns):.2f} to {max(turns):.2f} (goal: at least 1)"
-        )
+        turns = [np.median(steps[way], axis=1) for way in ("Horovod", name)]
+        compare(f"images/s of Horovod / {name}, batch {chosen.batch}", *turns, least=1)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Computing is a calibrated wait (4 ranks share fewer cores otherwise), messages a
 are measured before, by allreduces of one size among 2 and among all ranks; nothing is fitted to the
 steps. Each net is run with two speeds, so that messages are a small and a large part of the step.
 Writes data/measured/layouts.csv: layout, predicted and measured step (median, lowest, highest).
-Prints the median of |predicted / measured - 1|, and how much longer the layout that the planner
+Prints |predicted / measured - 1|, and how much longer the layout that the planner
 prefers takes than the fastest one.
 """
 
@@ -16,6 +16,8 @@ import argparse
 import statistics
 from itertools import product
 from operator import itemgetter
+
+from report import report
 
 from dlcourse import measured, waiting_ranks
 from dlguide.cluster import Cluster
@@ -96,8 +98,9 @@ def main() -> None:
 def summary(rows: list[dict]) -> None:
     """Print the two numbers."""
     errors = [abs(row["predicted_s"] / row["measured_s"] - 1) for row in rows]
-    print(f"|predicted / measured - 1|: median {statistics.median(errors):.3f}, ", end="")
-    print(f"largest {max(errors):.3f}, of {len(rows)} layouts")
+    spreads = [(row["low_s"], row["measured_s"], row["high_s"]) for row in rows]
+    what = f"planned / measured step, distance from 1, of {len(rows)} layouts"
+    report(what, errors, seconds=spreads)
     case = itemgetter("ranks", "net", "serial_s")
     for each in dict.fromkeys(map(case, rows)):
         own = [row for row in rows if case(row) == each]

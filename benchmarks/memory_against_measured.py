@@ -14,6 +14,8 @@ from __future__ import annotations
 import os
 import sys
 
+from report import report
+
 from dlguide import commands, models
 
 CASES = (
@@ -77,6 +79,9 @@ def main(cases: list[str]) -> None:
             f"{case:40} {each / 1e6:7.3f} MB {one.activations / 1e6:9.3f} MB "
             f"{grows / 1e6:7.3f} MB {each / grows:6.2f}",
             flush=True,
+        )
+        report(
+            f"memory of an image / predicted, {name}, {image} pixels, {precision}", [each / grows]
         )
 
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 import argparse
 import statistics
 
+from report import report
+
 from dlguide.cluster import Cluster
 from dlguide.parallel import overlap
 
@@ -104,10 +106,12 @@ def main() -> None:
         print(
             f"{name:10} step {1e3 * median_s:.2f} ms ({1e3 * min(step_s):.2f} to "
             f"{1e3 * max(step_s):.2f}), predicted {1e3 * wanted.step_s:.2f}, "
-            f"ratio {median_s / wanted.step_s:.2f}; overlap "
+            f"overlap "
             f"{statistics.median(step.overlap for step in steps):.2f}, "
             f"predicted {wanted.overlap:.2f}"
         )
+        ratios = [each / wanted.step_s for each in step_s]
+        report(f"step / predicted, {name}, gradients of unequal layers", ratios)
 
 
 if __name__ == "__main__":

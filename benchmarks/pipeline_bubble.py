@@ -6,7 +6,7 @@
 
 Trains a net whose two halves take equally long. For each schedule (with `--recompute` also GPipe
 and 1F1B with recomputation) it prints the bubble of each step (median and range), its ratio to the
-formula (goal: 0.90 to 1.10 at 8 microbatches), the bubble that follows from the measured times of
+formula, the bubble that follows from the measured times of
 each stage, and how unequal the stages were; `--write` puts them into
 data/measured/pipeline_bubble.csv. For ZB-H1 the formula takes the measured times of forward,
 backward and weights. The formula leaves out
@@ -20,6 +20,8 @@ from __future__ import annotations
 import argparse
 import statistics
 from itertools import pairwise
+
+from report import report
 
 from dlcourse import measured
 from dlcourse.parallel_nets import deep_mlp
@@ -103,11 +105,13 @@ def main() -> None:
             f"{schedule:11} {again:10} bubble {median:.4f} ({min(waits):.4f} to {max(waits):.4f}), "
             f"formula {formula:.4f}, ratio {median / formula:.2f}, with own times {own:.4f}"
         )
+        spans = [max(cell.end_s for cell in step.cells) for step in steps]
+        what = f"bubble of {schedule} / its formula, activations {again}"
+        report(what, [wait / formula for wait in waits], least=0.9, most=1.1, seconds=[spans])
         for kind, row in pipeline.cell_seconds(steps).items():
             print(f"    {kind}: {' and '.join(f'{1e3 * each:.2f}' for each in row)} ms")
         between = gaps(pipeline.median_step(steps)).items()
         print("   ", "; ".join(f"{kinds} {1e3 * each:.2f} ms" for kinds, each in between))
-        spans = [max(cell.end_s for cell in step.cells) for step in steps]
         row = {"schedule": schedule, "recompute": again, "chunks": chunks}
         row |= {"microbatches": chosen["microbatches"], "formula": round(formula, 5)}
         row["own_times"] = round(own, 5)

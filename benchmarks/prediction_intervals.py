@@ -19,6 +19,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
+from report import report
 from scipy.stats import binomtest
 
 from dlguide.scaling import predict
@@ -108,6 +109,9 @@ def main():
             picked[prior] += 1
             held += [p for p in by_prior[prior] if group_of(p.series) == group]
         show(f"one {what} left out, priors {dict(picked)}", held)
+        if what == "series":
+            inside = float(np.mean([p.inside for p in held]))
+            report("points inside 90 % intervals of series left out", [inside], 0.85, 0.95)
     for source in sorted({p.series.split(":")[0] for p in held}):
         own = [p.inside for p in held if p.series.split(":")[0] == source]
         print(f"  {source}: {sum(own)}/{len(own)}")

@@ -2,8 +2,8 @@
 
     python benchmarks/roofline_against_stream.py [rounds]
 
-Goal: within 10 %. In each round both sides measure one after the other, so that a disturbance
-hits both; printed are the ratios' median and range. STREAM is our own short one, compiled with
+In each round both sides measure one after the other, so that a disturbance
+hits both. STREAM is our own short one, compiled with
 `gcc -O3 -march=native -fopenmp`; as in the original the best of its repeats counts.
 """
 
@@ -12,10 +12,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import statistics
 import sys
 import tempfile
 from pathlib import Path
+
+from report import report
 
 from dlguide import commands
 from dlguide.machine import describe, roofline
@@ -96,11 +97,6 @@ def numpy_product(threads: int) -> float:
     return float(re.search(r"RATE ([\d.e+]+)", done.output)[1])
 
 
-def told(name: str, ratios: list[float]) -> None:
-    low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
-    print(f"{name}: {middle:.2f} ({low:.2f} to {high:.2f}, {len(ratios)} rounds)", flush=True)
-
-
 def main(rounds: int) -> None:
     machine = describe()
     cpus = roofline._one_cpu_a_core(machine)
@@ -129,17 +125,11 @@ def main(rounds: int) -> None:
             print(f"  NumPy: {products[-1]:.3g} flop/s", flush=True)
     if built:
         pairs = list(zip(roofs, streams, strict=True))
-        told("bandwidth / STREAM's best", [r.bytes_per_s / max(s.values()) for r, s in pairs])
+        ratios = [roof.bytes_per_s / max(each.values()) for roof, each in pairs]
+        report("measured bandwidth / STREAM's best", ratios, least=0.9, most=1.1)
     pairs = zip(roofs, products, strict=True)
-    told("float32 / NumPy's", [roof.flops_per_s["float32"] / rate for roof, rate in pairs])
-    highest = max(roof.bytes_per_s for roof in roofs)
-    if built:
-        best = max(max(each.values()) for each in streams)
-        print(f"best of all rounds: bandwidth {highest:.3g} / STREAM {best:.3g} = ", end="")
-        print(f"{highest / best:.2f}")
-    highest = max(roof.flops_per_s["float32"] for roof in roofs)
-    print(f"best of all rounds: float32 {highest:.3g} / NumPy {max(products):.3g} = ", end="")
-    print(f"{highest / max(products):.2f}")
+    ratios = [roof.flops_per_s["float32"] / rate for roof, rate in pairs]
+    report("measured float32 flop/s / NumPy's", ratios, least=0.9, most=1.1)
 
 
 if __name__ == "__main__":

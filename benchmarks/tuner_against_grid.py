@@ -20,6 +20,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from report import compare, report
+
 from dlguide import tuning
 from dlguide.machine import describe
 from dlguide.tuning import Candidate
@@ -69,12 +71,9 @@ def alone(machine, task, turns, seconds):
     return sums
 
 
-def say(name, above, below):
-    """Print the ratio of two candidates, taken turn by turn."""
-    ratios = [a / b for a, b in zip(above, below, strict=True)]
-    middle = statistics.median(ratios)
-    print(f"{name:62} {middle:.3f} ({min(ratios):.3f} to {max(ratios):.3f})", flush=True)
-    return middle
+def times(speeds):
+    """Turn images/s into seconds per image."""
+    return [1 / each for each in speeds]
 
 
 def main() -> None:
@@ -121,20 +120,20 @@ def main() -> None:
     ceiling = alone(machine, task, chosen.turns, 0.9)
 
     print(f"\ntuner: {found.result.best}\ngrid:  {best}\n")
-    say("tuner's choice / grid's best (goal: at least 0.97)", turns[found.result.best], turns[best])
-    share = found.used_s / grid_s
-    print(f"{'tuner ' + format(found.used_s, '.0f') + ' s / grid ' + format(grid_s, '.0f')} s"
-          f" (goal: at most 0.333): {share:.3f}")  # fmt: skip
-    say(
-        "tuner's choice / TensorFlow's default (goal: 1.3)",
-        turns[found.result.best],
-        turns[default],
-    )
-    say("  its ceiling: a process of one thread per core, alone / default",
-        ceiling, turns[default])  # fmt: skip
-    for each in crowds:
-        say(f"tuner's choice / {each.ranks} ranks that were told nothing",
-            turns[found.result.best], turns[each])  # fmt: skip
+    choice = times(turns[found.result.best])
+    compare("speed of the tuner's choice / the grid's best", choice, times(turns[best]), least=0.97)
+    report("time of the tuner / of the grid", [found.used_s / grid_s], most=1 / 3)
+    share = statistics.median(ceiling) * statistics.median(choice)
+    for each in (default, *crowds):
+        name = f"{each.ranks} ranks without settings" if each in crowds else "TensorFlow's default"
+        least = 1.3 if each == default else None
+        compare(
+            f"speed of the tuner's choice / {name}",
+            choice,
+            times(turns[each]),
+            least,
+            share=1 / share,
+        )
 
 
 if __name__ == "__main__":

@@ -4,16 +4,19 @@
     python benchmarks/two_ranks_against_one.py --batch 16
 
 All train the MNIST network with `training.fit` on the same samples an epoch, with `--batch` images
-per rank and step. The candidates take turns; the ratio is taken turn by turn, and its median and
-range are printed (goal: 1.5), beside the most that two perfect ranks could reach: twice the speed
-of one thread over the best single process. The smaller the batch, the less there is in it for the
-threads of one process to share, and the higher that ceiling.
+per rank and step. The candidates take turns; the ratio is taken turn by turn. Its limit is what two
+perfect ranks could reach: twice the speed of one thread over the best single process. The smaller
+the batch, the less there is in it for the threads of one process to share, and the higher that
+limit.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+
+import numpy as np
+import report
 
 from dlguide import training
 from dlguide.cluster import Cluster
@@ -45,15 +48,10 @@ def main() -> None:
             speeds[name].append(row.images_per_s)
         print({name: round(values[-1]) for name, values in speeds.items()}, flush=True)
     best = max(list(plans)[:2], key=lambda name: statistics.median(speeds[name]))
-    ratios = [two / one for two, one in zip(speeds["2 ranks"], speeds[best], strict=True)]
-    print(
-        f"2 ranks against the best single process ({best}): median "
-        f"{statistics.median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f} (goal: 1.5)"
-    )
-    pairs = zip(speeds["1 rank, 1 thread"], speeds[best], strict=True)
-    print(
-        f"ceiling, two perfect ranks: {statistics.median(2 * one / top for one, top in pairs):.2f}"
-    )
+    times = {name: np.divide(1, each) for name, each in speeds.items()}
+    share = float(np.median(np.divide(speeds["2 ranks"], speeds["1 rank, 1 thread"]))) / 2
+    what = f"2 ranks / the best single process ({best}), batch {chosen.batch}"
+    report.compare(what, times["2 ranks"], times[best], least=1.5, share=share)
 
 
 if __name__ == "__main__":

@@ -109,13 +109,14 @@ def install(mpicc: str | None = None, force: bool = False, pytorch: bool = False
         raise MissingComponentError("Horovod is built against TensorFlow. Run `make setup`.")
     if pytorch and not _installed_version("torch"):
         raise MissingComponentError("Its part for PyTorch is built against it. Run `make pytorch`.")
-    for found in [] if force else _finished(mpicc_path, pytorch):
-        print(f"Horovod {HOROVOD_VERSION}: finished wheel, {found}", flush=True)
-        try:
-            return _install_wheel(found, mpicc_path, pytorch)
-        except RuntimeError as error:
-            print(f"It does not work here: {error}", flush=True)
-    return _install_wheel(build(mpicc_path, pytorch), mpicc_path, pytorch)
+    with _ended_by_signals():
+        for found in [] if force else _finished(mpicc_path, pytorch):
+            print(f"Horovod {HOROVOD_VERSION}: finished wheel, {found}", flush=True)
+            try:
+                return _install_wheel(found, mpicc_path, pytorch)
+            except RuntimeError as error:
+                print(f"It does not work here: {error}", flush=True)
+        return _install_wheel(build(mpicc_path, pytorch), mpicc_path, pytorch)
 
 
 def finished_wheel(mpicc: Path) -> Path:
@@ -220,7 +221,8 @@ def self_test(mpi_bin: Path, framework: str = "tensorflow") -> None:
         env["UCX_TLS"] = "sm,self"  # one host: no listener outside it
     processes.remove_orphaned_shared_memory()
     code = SELF_TEST.format(framework=framework, tensor=TENSORS[framework])
-    run_step([launcher, "-n", "2", sys.executable, "-c", code], env=env, timeout_s=SELF_TEST_S)
+    command = [launcher, "-n", "2", sys.executable, "-c", code]
+    run_step(command, env, SELF_TEST_S, "an allreduce on 2 ranks")
 
 
 def build(mpicc: Path, pytorch: bool = False) -> Path:
@@ -234,7 +236,7 @@ def build(mpicc: Path, pytorch: bool = False) -> Path:
         tree = scratch / f"horovod-{HOROVOD_VERSION}"
         _change(tree, pytorch)
         words = ["wheel", "-v", "--no-deps", "--no-build-isolation", "-w", scratch, tree]
-        run_step([*PIP, *words], env, progress=True)
+        run_step([*PIP, *words], env, name="building")
         wheel = next(scratch.glob("horovod-*.whl"))
         folder = wheels_folder() / cache_key(mpicc, pytorch)
         folder.mkdir(parents=True, exist_ok=True)
@@ -247,7 +249,7 @@ def build(mpicc: Path, pytorch: bool = False) -> Path:
 def fetch_tools(scratch: Path) -> Path:
     """Install the build tools into a separate folder."""
     tools = scratch / "tools"
-    run_step([*PIP, "install", "-q", "--target", tools, *BUILD_TOOLS])
+    run_step([*PIP, "install", "-q", "--target", tools, *BUILD_TOOLS], name="build tools")
     return tools
 
 
@@ -255,7 +257,8 @@ def fetch_source(scratch: Path, mpicc: Path, tools: Path) -> Path:
     """Download Horovod's source archive and check that it is the published one."""
     source = ["--no-deps", "--no-build-isolation", "--no-binary", ":all:"]
     wanted = ["-d", scratch, f"horovod=={HOROVOD_VERSION}"]
-    run_step([*PIP, "download", "-q", *source, *wanted], _build_environment(mpicc, tools))
+    command = [*PIP, "download", "-q", *source, *wanted]
+    run_step(command, _build_environment(mpicc, tools), name="downloading")
     return _require_published(scratch / f"horovod-{HOROVOD_VERSION}.tar.gz")
 
 
@@ -312,20 +315,20 @@ def run_step(
     command: list,
     env: dict[str, str] | None = None,
     timeout_s: float = 1800,
-    progress: bool = False,
+    name: str = "installing",
 ) -> None:
-    """Run a step quietly; with `progress` print how far it is from time to time."""
+    """Run a step quietly, but print its name, and how far it is every 10 s."""
+    print(f"  {name} ...", flush=True)
     words = [str(word) for word in command]
     started = time.monotonic()
 
     def show(output: str) -> None:
         done = re.findall(r"\[ *(\d+%)\]", output)  # as CMake prints it
         part = f", {done[-1]} compiled" if done else ""
-        print(f"  building: {time.monotonic() - started:.0f} s{part}", flush=True)
+        print(f"  {name}: {time.monotonic() - started:.0f} s{part}", flush=True)
 
-    on_wait = show if progress else None
     try:
-        done = commands.run(words, timeout_s, env, on_wait=on_wait, every_s=PROGRESS_S)
+        done = commands.run(words, timeout_s, env, on_wait=show, every_s=PROGRESS_S)
     except OSError as error:
         raise RuntimeError(f"`{words[0]}` cannot be run: {error.strerror}.") from error
     if not done.ok:
@@ -339,13 +342,20 @@ def run_step(
 def _scratch_folder() -> Iterator[Path]:
     """Make a temporary folder that is removed however the process ends.
 
-    SIGTERM and SIGHUP end the block as Ctrl-C does. What a process left that was killed is removed
-    by the next one.
+    What a process left that was killed is removed by the next one.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
         owner = left.name.removeprefix(SCRATCH).split("-")[0]
         if owner.isdecimal() and not Path("/proc", owner).exists():
             shutil.rmtree(left, ignore_errors=True)
+    name = f"{SCRATCH}{os.getpid()}-"
+    with _ended_by_signals(), tempfile.TemporaryDirectory(prefix=name) as folder:
+        yield Path(folder)
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does."""
 
     def end(number: int, _frame: object) -> None:
         sys.exit(128 + number)
@@ -355,8 +365,7 @@ def _scratch_folder() -> Iterator[Path]:
         signals = ()
     before = {each: signal.signal(each, end) for each in signals}
     try:
-        with tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-") as folder:
-            yield Path(folder)
+        yield
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)

@@ -207,11 +207,11 @@ def lesson_index(rows: list[dict]) -> str:
 
 
 def stage_measured(stage: Path) -> None:
-    """Write the page of the long measurements: what, where, when, by which command, the numbers."""
+    """Add the long measurements to the benchmarks: what, where, when, by which command."""
     lines = [
-        "# Benchmarks",
-        "Measurements that take longer than a lesson, by the scripts in the folder `benchmarks`. "
-        "Lessons show them beside what they measure themselves.",
+        "\n## Measurements for lessons",
+        "What takes longer than a lesson, by the scripts in the folder `benchmarks`. Lessons show "
+        "these numbers beside what they measure themselves.",
         "| numbers | what was measured | where and when |\n|---|---|---|",
     ]
     (stage / "extra" / "measured").mkdir(parents=True)
@@ -223,7 +223,8 @@ def stage_measured(stage: Path) -> None:
         link = f'<a href="../measured/{path.name}">{path.name}</a>'
         place = f"{about['machine']}, {about['date']}, commit {about['commit']}"
         lines[-1] += f"\n| {link} | {what} `{about['command']}` | {place} |"
-    (stage / "docs" / "benchmarks.md").write_text("\n\n".join(lines) + "\n")
+    with (stage / "docs" / "benchmarks.md").open("a") as file:
+        file.write("\n\n".join(lines) + "\n")
 
 
 # --- reference ---------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from lanes import long
 from dlguide.data import formats
 from dlguide.data.formats import dataset as dataset_module
 from dlguide.data.formats.records import FRAMINGS
-from dlguide.data.formats.sample import MalformedError, decode, encode
+from dlguide.data.formats.sample import MalformedError, decode, encode, find_data
 from dlguide.data.formats.writer import write_structure
 from dlguide.errors import DataError
 
@@ -30,6 +30,10 @@ NUMBER = random.Random(5)
 SAMPLES = [
     formats.Sample(NUMBER.randbytes(nbytes), (nbytes % 10,), f"photo-{nbytes}")
     for nbytes in (300, 0, 9000, 41, 2000, 2000, 700, 5000)
+]
+LARGE = [
+    formats.Sample(NUMBER.randbytes(nbytes), (nbytes % 10, 4), f"large-{nbytes}")
+    for nbytes in (40_000, 150_000, 33_000)
 ]
 TURNS = [20, *long(100)]
 
@@ -124,6 +128,39 @@ def test_every_flipped_bit_is_reported_with_its_file_and_no_wrong_sample_is_read
             assert_place(path, report, bit // 8)
         file.write_bytes(whole)
     assert reads_right_or_says_so(path) == []
+
+
+@pytest.mark.parametrize("kind", FRAMINGS)
+def test_flipped_bits_of_large_records_which_are_read_in_parts_are_reported(kind, tmp_path):
+    path, draw = written(tmp_path, kind, LARGE), random.Random(6)
+    (file,) = files_of(path, "data")
+    with formats.open(path) as dataset:
+        offset, nbytes = (int(dataset.index[name][1]) for name in ("offset", "nbytes"))
+    whole = file.read_bytes()
+    bytes_ = [
+        *range(offset - 16, offset + 70, 7),
+        *range(offset + nbytes - 30, offset + nbytes + 5, 4),
+    ]
+    for byte in [*bytes_, *draw.choices(range(len(whole)), k=10)]:
+        flip(file, 8 * byte + draw.randrange(8))
+        assert_place(path, assert_reported(path, file, LARGE), byte)
+        with formats.open(path) as dataset, pytest.raises(DataError):
+            list(dataset)
+        file.write_bytes(whole)
+    assert reads_right_or_says_so(path, LARGE) == []
+
+
+def test_a_message_in_another_order_is_the_same_sample():
+    sample = formats.Sample(NUMBER.randbytes(50_000), (1, 2), "key")
+    contents = encode(sample, 7)
+    begin, end = find_data(contents[:64], len(contents))
+    assert contents[begin:end] == sample.data
+    first = contents.index(b"\n", 1)  # after the length of all
+    moved = contents[:first] + contents[end:] + contents[first:end]
+    assert decode(moved, 7) == sample
+    twice = contents[first:end] + contents[first:]  # protobuf takes the last of two
+    length = (len(twice) & 127 | 128, len(twice) >> 7 & 127 | 128, len(twice) >> 14)
+    assert decode(b"\n" + bytes(length) + twice, 7) == sample
 
 
 def test_what_lmdb_finds_wrong_between_its_pages_is_reported_as_damage(tmp_path):

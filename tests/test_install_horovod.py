@@ -285,8 +285,9 @@ def test_folder_of_a_killed_build_is_removed_by_the_next(tmp_path, monkeypatch):
 def test_build_shows_how_far_it_is(monkeypatch, capsys):
     monkeypatch.setattr(install_horovod, "PROGRESS_S", 0.2)
     command = "echo '[ 12%] Building CXX object'; sleep 0.7"
-    install_horovod.run_step(["sh", "-c", command], progress=True)
-    assert re.search(r"^  building: \d+ s, 12% compiled$", capsys.readouterr().out, re.M)
+    install_horovod.run_step(["sh", "-c", command], name="building")
+    printed = capsys.readouterr().out
+    assert re.search(r"^  building \.\.\.\n  building: \d+ s, 12% compiled$", printed, re.M)
 
 
 def test_step_that_hangs_is_told():

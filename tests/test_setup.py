@@ -6,12 +6,14 @@ import importlib.util
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from packaging.requirements import Requirement
@@ -315,6 +317,57 @@ def test_setup_makes_a_broken_environment_anew(clone, harm):
     place = harm(clone)
     assert make(place, "-q", "setup").returncode == 1
     assert '[ -n "FORCE" ]' in make(place, "-n", "setup").stdout
+
+
+# A Python whose environments are links to it and whose pip takes a minute, with a child.
+SLOW = f"""#!/bin/sh
+case "$*" in
+    *watched*) exec {sys.executable} "$@";;
+    *"-m pip"*) mktemp >/dev/null; sleep 618 & sleep 618;;
+    *"-m venv"*) mkdir -p .venv/bin && cp "$0" .venv/bin/python;;
+    *) exec {sys.executable} "$@";;
+esac
+"""
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM", "SIGKILL"])
+def test_ended_setup_leaves_nothing_behind(clone, tmp_path, how):
+    slow, before = tmp_path / "slow", set(os.listdir(clone))
+    slow.write_text(SLOW)
+    slow.chmod(0o755)
+    env = {**os.environ, "DLGUIDE_PROGRESS_S": "0.6", "TMPDIR": str(tmp_path / "tmp")}
+    (tmp_path / "tmp").mkdir()
+    making = subprocess.Popen(
+        [shutil.which("make"), "setup", f"PYTHON={slow}"], cwd=clone, env=env,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        lines = iter(making.stdout.readline, "")
+        assert any(re.match(r"  \d+ s, 0 packages", line) for line in lines)
+        family = psutil.Process(making.pid).children(recursive=True)
+        assert sum("sleep" in each.name() for each in family) == 2
+        assert os.listdir(clone / ".venv" / "tmp")
+        if how == "Ctrl-C":
+            os.killpg(making.pid, signal.SIGINT)
+        else:
+            making.send_signal(getattr(signal, how))
+        making.wait(timeout=30)
+        assert psutil.wait_procs(family, timeout=30)[1] == []
+    finally:
+        making.kill()
+        making.stdout.close()
+    assert set(os.listdir(clone)) == before
+    assert os.listdir(tmp_path / "tmp") == []
+
+
+def test_watched_step_that_fails_in_a_finished_environment_keeps_it(clone):
+    stamped(clone)
+    command = [sys.executable, "-I", clone / ".ci" / "watched", ".venv", "sh", "-c", "exit 5"]
+    assert subprocess.run(command, cwd=clone).returncode == 5
+    assert sorted(os.listdir(clone / ".venv")) == ["bin", "horovod", "packages"]
+    command.insert(3, "--remove")
+    assert subprocess.run(command, cwd=clone).returncode == 5
+    assert not (clone / ".venv").exists()
 
 
 def test_help_lists_every_command(clone):

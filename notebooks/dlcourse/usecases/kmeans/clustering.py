@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LARGEST = 1e150  # its square leaves room for the sum over all points of any machine
 _BLOCK = 65_536  # rows whose differences are in memory at once
-_SAMPLE = 4096  # rows looked at first when different ones are counted
+_SAMPLE = 4096  # rows looked at before all when different ones are counted
 
 
 def load_daal4py() -> ModuleType:
@@ -64,7 +64,10 @@ def numbers(values: Any, name: str) -> np.ndarray:
         table, shape = np.zeros(0), type(values).__name__
     require(len(table.shape) == 2 and table.ndim == len(shape), name, "be rows of numbers", shape)
     require(table.shape[1] > 0, name, "have at least one column", table.shape)
-    finite = np.isfinite(table).all(axis=1)
+    # A sum of finite numbers may overflow, one with a NaN or an infinity is never finite.
+    with np.errstate(invalid="ignore", over="ignore"):
+        sound = np.isfinite(table.sum())
+    finite = np.ones(1, bool) if sound else np.isfinite(table).all(axis=1)
     if not finite.all():
         row = int(np.argmin(finite))
         then = "Drop such rows or fill them: one NaN would spread to every centre."
@@ -231,7 +234,7 @@ def fit(
         centres = np.array(result.centroids)
         # releases daal4py's part of MPI; the next call acquires it again
         daal4py.daalfini()
-        labels = assign(moved, centres)
+        labels = _nearest(moved, centres)
     sums = world.allgather(inertia(moved, centres, labels))
     sizes = np.sum(world.allgather(np.bincount(labels, minlength=clusters)), axis=0)
     return KMeansFit(
@@ -269,14 +272,18 @@ def assign(points: ArrayLike, centres: ArrayLike, threads: int | None = None) ->
     points = numbers(points, "points")
     must = f"have the {centres.shape[1]} columns of the centres"
     require(points.shape[1] == centres.shape[1], "points", must, points.shape)
-    daal4py = load_daal4py()
     if not len(points):
         return np.zeros(0, np.int32)
     middle = centres.mean(axis=0)
     points, centres = points - middle, centres - middle
     with daal_threads(threads):
-        routine = daal4py.kmeans(len(centres), maxIterations=0, assignFlag=True)
-        return routine.compute(points, centres).assignments.ravel()
+        return _nearest(points, centres)
+
+
+def _nearest(points: np.ndarray, centres: np.ndarray) -> np.ndarray:
+    """Let daal4py find the nearest centre of checked points that lie around zero."""
+    routine = load_daal4py().kmeans(len(centres), maxIterations=0, assignFlag=True)
+    return routine.compute(points, centres).assignments.ravel()
 
 
 def inertia(points: ArrayLike, centres: ArrayLike, labels: Sequence[int] | np.ndarray) -> float:
@@ -293,7 +300,8 @@ def inertia(points: ArrayLike, centres: ArrayLike, labels: Sequence[int] | np.nd
     """
     points, centres, labels = np.asarray(points), np.asarray(centres), np.asarray(labels)
     parts = (slice(begin, begin + _BLOCK) for begin in range(0, len(points), _BLOCK))
-    return math.fsum(float(np.sum((points[part] - centres[labels[part]]) ** 2)) for part in parts)
+    apart = (points[part] - centres.take(labels[part], axis=0) for part in parts)
+    return math.fsum(float(np.einsum("ij,ij->", each, each)) for each in apart)
 
 
 class ThreadUse(NamedTuple):
@@ -385,8 +393,11 @@ def _originals(world: Comm, rows: np.ndarray, moved: np.ndarray, chosen: np.ndar
 
 def _different(rows: np.ndarray, most: int) -> np.ndarray:
     """Return up to `most` different rows."""
-    few = np.unique(rows[:: max(1, len(rows) // _SAMPLE)], axis=0)
-    return (few if len(few) >= most else np.unique(rows, axis=0))[:most]
+    for few in (16 * most, _SAMPLE, max(1, len(rows))):
+        found = np.unique(rows[:: max(1, len(rows) // few)], axis=0)
+        if len(found) >= most:
+            break
+    return found[:most]
 
 
 def _start(world: Comm) -> float:
