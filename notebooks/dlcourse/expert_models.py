@@ -99,7 +99,7 @@ def train(
         layer = experts.MixtureOfExperts(counting, WIDTH, HIDDEN // K, EXPERTS, K, CAPACITY, seed)
     else:
         layer = Dense(HIDDEN if kind == "dense, equal work" else EXPERTS * HIDDEN // K, seed)
-    random = np.random.default_rng([seed, 2])
+    random = np.random.default_rng([seed, 0, 1])  # experts have the streams [seed, 1], [seed, 2], ...
     draw = lambda *shape: random.normal(size=shape).astype("f4")  # noqa: E731
     ends = [
         draw(text.vocabulary, EMBEDDING),
