@@ -265,11 +265,12 @@ def bubble(
 
         gpipe, 1f1b    (p - 1) (F + B)
         interleaved    (p - 1) (F + B) / v
-        zb-h1          (p - 1) (F + B - 2 W)
+        zb-h1          (p - 1) max(F, B - W, F + B - 2 W)
 
     so that for the first two the share is (p - 1) / (m + p - 1). Leaves out messages and stages of
-    unequal time; `idle_share` of `predict` includes them. For "zb-h1" it is exact where F, W and
-    B - W are equal and m is at least 2 p - 1, and a lower bound otherwise.
+    unequal time; `idle_share` of `predict` includes them. For "zb-h1" it is exact from m = p on,
+    for all F, B and W, and a lower bound for fewer microbatches. Where W is at most F and B - W,
+    the last of the three is the largest, which is the formula of its paper.
 
     Source:
         Huang et al. 2018 (arXiv:1811.06965), section 2.3; Narayanan et al. 2021
@@ -284,7 +285,9 @@ def bubble(
     if name == "zb-h1":
         weights_s = backward_s / 2 if weights_s is None else weights_s
         require(0 <= weights_s <= backward_s, "weights_s", "be at most `backward_s`", weights_s)
-        wait_s = (stages - 1) * max(0.0, round_s - 2 * weights_s)
+        inputs_s = backward_s - weights_s
+        longest_s = max(forward_s, inputs_s, forward_s + inputs_s - weights_s)
+        wait_s = (stages - 1) * longest_s
     return wait_s / (microbatches * round_s + wait_s)
 
 

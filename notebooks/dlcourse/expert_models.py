@@ -81,6 +81,17 @@ class Dense:
         return back @ self.weights[0].T, [tokens.T @ back, hidden.T @ slope]
 
 
+def initial_ends(vocabulary: int, seed: int) -> list[np.ndarray]:
+    """Draw the weights before and behind the layer, the same for every kind of layer."""
+    random = np.random.default_rng([seed, 0, 1])  # an expert's stream is [seed, 1 + its number]
+    draw = lambda *shape: random.normal(size=shape).astype("f4")  # noqa: E731
+    return [
+        draw(vocabulary, EMBEDDING),
+        draw(CONTEXT * EMBEDDING, WIDTH) / np.float32(np.sqrt(CONTEXT * EMBEDDING)),
+        draw(WIDTH, vocabulary) / np.float32(np.sqrt(WIDTH)),
+    ]
+
+
 def train(
     comm: Comm, kind: str, seed: int = 0, rate: float | None = None, steps: int = STEPS
 ) -> Run:
@@ -99,13 +110,7 @@ def train(
         layer = experts.MixtureOfExperts(counting, WIDTH, HIDDEN // K, EXPERTS, K, CAPACITY, seed)
     else:
         layer = Dense(HIDDEN if kind == "dense, equal work" else EXPERTS * HIDDEN // K, seed)
-    random = np.random.default_rng([seed, 0, 1])  # experts have the streams [seed, 1], [seed, 2], ...
-    draw = lambda *shape: random.normal(size=shape).astype("f4")  # noqa: E731
-    ends = [
-        draw(text.vocabulary, EMBEDDING),
-        draw(CONTEXT * EMBEDDING, WIDTH) / np.float32(np.sqrt(CONTEXT * EMBEDDING)),
-        draw(WIDTH, text.vocabulary) / np.float32(np.sqrt(WIDTH)),
-    ]
+    ends = initial_ends(text.vocabulary, seed)
     weights = [*ends, *layer.weights]
     alike = len(ends) + (1 if has_experts else len(layer.weights))  # the same on all ranks
     states = [UpdateRule().state_of(each.reshape(-1)) for each in weights]
