@@ -114,6 +114,8 @@ def test_any_order_can_be_simulated_and_one_that_waits_for_itself_is_refused():
     seconds = {"forward": [1.0, 2.0], "backward": [4.0, 8.0]}
     cells = pipeline_schedule.simulate(orders, seconds, message_s=0.5)
     assert [(c.start_s, c.end_s) for c in cells] == [(0, 1), (12, 16), (1.5, 3.5), (3.5, 11.5)]
+    same = pipeline_schedule.simulate(orders, lambda stage, work: seconds[work.kind][stage], 0.5)
+    assert same == cells
     with pytest.raises(ValueError, match=r"let every stage go on, got .*stage 1: \('backward', 0"):
         pipeline_schedule.simulate([orders[0], orders[1][::-1]], seconds)
     alone = [Work("forward", 0), Work("weights", 0), Work("backward", 0)]

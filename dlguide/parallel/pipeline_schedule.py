@@ -205,7 +205,7 @@ def predict(
 
 def simulate(
     orders: Sequence[Sequence[Work]],
-    seconds: dict[str, Sequence[float]],
+    seconds: dict[str, Sequence[float]] | Callable[[int, Work], float],
     message_s: float = 0.0,
 ) -> tuple[PipelineCell, ...]:
     """Follow any schedule: a pass starts when its stage is free and its input has arrived.
@@ -215,7 +215,7 @@ def simulate(
 
     Args:
         orders: the work of each stage in its order.
-        seconds: for each kind, the time of one piece on each stage.
+        seconds: for each kind, the time of one piece on each stage; or (stage, work) -> time.
         message_s: time of a message from one stage to another.
 
     Returns:
@@ -227,6 +227,7 @@ def simulate(
     stages = len(orders)
     last = stages * (1 + max(work.chunk for row in orders for work in row)) - 1
     left = [list(reversed(row)) for row in orders]
+    time_of = seconds if callable(seconds) else lambda stage, work: seconds[work.kind][stage]
     ends: dict[tuple[str, int, int], tuple[float, int]] = {}
     cells: list[list[PipelineCell]] = [[] for _ in orders]
     moved = True
@@ -238,7 +239,7 @@ def simulate(
                 needed = (ends[key] for key in _needs(work, stage, stages, last))
                 arrived = [end + message_s * (other != stage) for end, other in needed]
                 start = max([0.0, *arrived, *(cell.end_s for cell in cells[stage][-1:])])
-                end = start + seconds[work.kind][stage]
+                end = start + time_of(stage, work)
                 ends[work.kind, work.chunk * stages + stage, work.microbatch] = end, stage
                 cell = PipelineCell(stage, work.microbatch, work.kind, start, end, work.chunk)
                 cells[stage].append(cell)
