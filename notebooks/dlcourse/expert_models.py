@@ -83,7 +83,7 @@ class Dense:
 
 def initial_ends(vocabulary: int, seed: int) -> list[np.ndarray]:
     """Draw the weights before and behind the layer, the same for every kind of layer."""
-    random = np.random.default_rng([seed, 0, 1])  # an expert's stream is [seed, 1 + its number]
+    random = np.random.default_rng([seed, 2])  # the router has [seed], experts have [seed, 1, ...]
     draw = lambda *shape: random.normal(size=shape).astype("f4")  # noqa: E731
     return [
         draw(vocabulary, EMBEDDING),
