@@ -2,7 +2,7 @@
 
     python benchmarks/pipeline_bubble.py
     python benchmarks/pipeline_bubble.py --microbatches 4 --width 768
-    python benchmarks/pipeline_bubble.py --write
+    python benchmarks/pipeline_bubble.py --repeats 3 --write
 
 Trains a net whose two halves take equally long, on 2 ranks; then works through the schedules of 4
 stages with calibrated waits instead of computing. For each schedule (with `--recompute` also GPipe
@@ -50,7 +50,7 @@ def rank(ways: list, chosen: dict) -> list:
     samples = chosen["microbatches"] * chosen["samples"]
     images = np.random.default_rng(0).normal(size=(samples, 28, 28, 1)).astype("f4")
     labels = np.arange(samples) % 10
-    return pipeline.measure_steps(pipelines, images, labels, chosen["repeats"])
+    return pipeline.measure_steps(pipelines, images, labels, chosen["repeats"], warmup=2)
 
 
 def gaps(step: PipelineStep) -> dict[str, float]:
@@ -141,7 +141,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--microbatches", type=int, default=8, help="parts of a batch")
     options.add_argument("--samples", type=int, default=128, help="samples of a microbatch")
-    options.add_argument("--width", type=int, default=2048, help="units of a layer")
+    options.add_argument("--width", type=int, default=3072, help="units of a layer")
     options.add_argument("--blocks", type=int, default=8, help="layers; a multiple of 4")
     options.add_argument("--repeats", type=int, default=9, help="steps that count")
     options.add_argument("--wait", type=float, default=0.05, help="forward pass of a wait (s)")

@@ -294,6 +294,8 @@ def test_schedules_of_a_plan_have_their_bubbles():
     pieces = step(schedule="interleaved", chunks=2)
     assert split.bubble_s == pytest.approx(usual.bubble_s / 3)
     assert pieces.bubble_s / pieces.step_s == pytest.approx(1 / 17)
+    again = step(schedule="zb-h1", recompute=True)  # of 4 parts of the work, the weights are 1
+    assert again.bubble_s / again.compute_s == pytest.approx(2 / (8 * 4))
     with pytest.raises(ValueError, match="`schedule` must be one of 1f1b"):
         step(schedule="2f2b")
 
