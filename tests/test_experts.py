@@ -180,6 +180,28 @@ def test_what_cannot_be_is_refused_on_all_ranks_alike(tmp_path):
     assert "`seed` must be equal on all ranks" in told["seeds"]
 
 
+def weights_of_all():
+    from mpi4py import MPI
+
+    from dlguide.parallel.experts import MixtureOfExperts
+
+    layer = MixtureOfExperts(MPI.COMM_WORLD, 8, 6, 4, seed=3, dtype="f8")
+    return [each.tolist() for each in (layer.router, *layer.up, *layer.down)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_router_and_experts_share_no_random_numbers(tmp_path, ranks):
+    everyone = on_ranks(ranks, weights_of_all, tmp_path)
+    arrays = [np.ravel(everyone[0][0]) * 8**0.5]  # as they were drawn, with a deviation of 1
+    for _, *experts_of_rank in everyone:
+        for place, array in enumerate(experts_of_rank):
+            inputs = 8 if place < len(experts_of_rank) // 2 else 6
+            arrays.append(np.ravel(array) * inputs**0.5)
+    drawn = np.round(np.concatenate(arrays), 9)
+    assert len(drawn) == 8 * 4 + 4 * 2 * 8 * 6
+    assert len(np.unique(drawn)) == len(drawn)
+
+
 def test_nearest_capacity_works():
     assert experts.capacity(4, 12, 1, 3) == 1
     assert experts.capacity(8, 12, 1, 1.5) == 1

@@ -215,6 +215,39 @@ def test_messages_of_a_gpt_are_those_of_the_formulas():
     assert of(gathered, data=2).exchange_s == pytest.approx(1.5 * data)
 
 
+def test_recomputation_repeats_the_messages_of_the_forward_pass():
+    """Six allreduces in a block instead of four (arXiv:1910.02054, section 8)."""
+    net, a, b, batch = GPT, 1e-6, 1e9, 8
+    machine = RankSpeeds(1e12, a, b, 1e12)
+    stream = 2 * net.length * net.width
+    usual, again = (
+        layout_planner.plan_layout(net, 2, machine, batch, recompute=each) for each in (False, True)
+    )
+    allreduce = 2 * (a + 0.5 * batch * stream / b)
+    assert of(usual, tensor=2).exchange_s == pytest.approx((4 * net.layers + 1) * allreduce)
+    assert of(again, tensor=2).exchange_s == pytest.approx((6 * net.layers + 1) * allreduce)
+    ring = net.layers * (a + 0.5 * batch * stream / b)  # keys and values, once around
+    for sides, more in (({"context": 2}, ring), ({"data": 2}, 0.0), ({"pipeline": 2}, 0.0)):
+        seconds = of(again, **sides).exchange_s - of(usual, **sides).exchange_s
+        assert seconds == pytest.approx(more, abs=1e-12)
+
+
+def test_recomputation_gathers_the_inputs_of_dense_layers_again_and_sends_tokens_again():
+    cost, machine = net(layer("a", 0, 100, 10_000, 10_000)), RankSpeeds(1e12, 1e-6, 1e9, 1e12)
+    cost = net(*cost.layers, layer("b", 0, 50, 5_000, 5_000))
+    moe = GPTShape(16, 40, 24, 4, 2, 20, 6, experts=8, active=2)
+    for shape, ranks, sides, once in (
+        (cost, 2, {"tensor": 2}, 0.5 * 8 * 400 / 1e9 + 2 * 1e-6),  # only "b" has a computed input
+        (moe, 4, {"data": 4, "experts": 4}, 2 * 6 * 3 * (1e-6 + 8 / 4 * 2 * 2 * 16 * 24 / 4 / 1e9)),
+    ):
+        usual, again = (
+            layout_planner.plan_layout(shape, ranks, machine, 8, recompute=each)
+            for each in (False, True)
+        )
+        more = of(again, **sides).exchange_s - of(usual, **sides).exchange_s
+        assert more == pytest.approx(once)
+
+
 def test_experts_are_divided_among_copies_and_tokens_travel():
     net, a, b = GPTShape(16, 40, 24, 4, 2, 20, 6, experts=8, active=2), 1e-6, 1e9
     plan = layout_planner.plan_layout(net, 4, RankSpeeds(1e12, a, b, 1e12), 8)
@@ -261,6 +294,8 @@ def test_schedules_of_a_plan_have_their_bubbles():
     pieces = step(schedule="interleaved", chunks=2)
     assert split.bubble_s == pytest.approx(usual.bubble_s / 3)
     assert pieces.bubble_s / pieces.step_s == pytest.approx(1 / 17)
+    again = step(schedule="zb-h1", recompute=True)  # of 4 parts of the work, the weights are 1
+    assert again.bubble_s / again.compute_s == pytest.approx(2 / (8 * 4))
     with pytest.raises(ValueError, match="`schedule` must be one of 1f1b"):
         step(schedule="2f2b")
 

@@ -52,12 +52,26 @@ def test_every_schedule_does_all_work_once_after_what_it_needs(schedule):
         assert all(two.start_s >= one.end_s for one, two in itertools.pairwise(row))
 
 
+TIMES = st.floats(0.01, 10.0)
+
+
+@given(st.integers(1, 8), st.integers(1, 20), TIMES, TIMES, st.floats(0.0, 1.0))
+def test_the_bubble_of_zb_h1_is_exact_for_all_times(stages, microbatches, forward, backward, share):
+    weights = share * backward
+    times = {"forward_s": forward, "backward_s": backward, "weights_s": weights}
+    cells = pipeline_schedule.predict("zb-h1", stages, microbatches, **times)
+    formula = pipeline_schedule.bubble(stages, microbatches, "zb-h1", **times)
+    assert pipeline_schedule.idle_share(cells) >= formula - 1e-9
+    if microbatches >= stages:
+        assert pipeline_schedule.idle_share(cells) == pytest.approx(formula, abs=1e-9)
+
+
 @given(schedule=schedules())
 def test_bubbles_and_held_microbatches_are_those_of_the_formulas(schedule):
     name, stages, microbatches, chunks = schedule
     cells = pipeline_schedule.predict(name, stages, microbatches, 1.0, 2.0, chunks=chunks)
     share = pipeline_schedule.bubble(stages, microbatches, name, chunks)
-    if name == "zb-h1" and microbatches < 2 * stages - 1:
+    if name == "zb-h1" and microbatches < stages:
         assert pipeline_schedule.idle_share(cells) >= share - 1e-9
     else:
         assert pipeline_schedule.idle_share(cells) == pytest.approx(share, abs=1e-9)
@@ -100,6 +114,8 @@ def test_any_order_can_be_simulated_and_one_that_waits_for_itself_is_refused():
     seconds = {"forward": [1.0, 2.0], "backward": [4.0, 8.0]}
     cells = pipeline_schedule.simulate(orders, seconds, message_s=0.5)
     assert [(c.start_s, c.end_s) for c in cells] == [(0, 1), (12, 16), (1.5, 3.5), (3.5, 11.5)]
+    same = pipeline_schedule.simulate(orders, lambda stage, work: seconds[work.kind][stage], 0.5)
+    assert same == cells
     with pytest.raises(ValueError, match=r"let every stage go on, got .*stage 1: \('backward', 0"):
         pipeline_schedule.simulate([orders[0], orders[1][::-1]], seconds)
     alone = [Work("forward", 0), Work("weights", 0), Work("backward", 0)]
@@ -236,6 +252,11 @@ def split_stages_of_other_layers():
     found["apart"] = max(float(np.abs(one[path] - two[path]).max()) for path in one)
     found["loss"], found["sent"] = abs(loss - other), sent == also
     told = []
+
+    def three(layers=3):
+        names = [keras.layers.Dense(4, name=f"dense{place}") for place in range(layers)]
+        return keras.Sequential([keras.Input((6,)), *names], name="small")
+
     mlp = lambda **more: models.build("mlp", **more)  # noqa: E731
     tied = {"length": 4, "vocabulary": 9, "width": 8, "heads": 2, "key_value_heads": 1, "layers": 2}
     gpt = lambda **more: models.build("gpt", **tied, **more)  # noqa: E731
@@ -246,6 +267,9 @@ def split_stages_of_other_layers():
         lambda: PipelineParallel(mlp(), comm, sgd, 4, "interleaved", chunks=9),
         lambda: PipelineParallel(mlp(), comm, sgd, 4, "interleaved", chunks=2 + comm.rank),
         lambda: PipelineParallel(gpt(tied=1), comm, sgd, 4),
+        lambda: PipelineParallel(mlp(), comm, sgd, 4, "interleaved", chunks=2),
+        lambda: PipelineParallel(three(), comm, sgd, 4, "interleaved", chunks=2),
+        lambda: PipelineParallel(three(1), comm, sgd, 4, "interleaved", chunks=2),
     ):
         try:
             call()
@@ -262,12 +286,16 @@ def test_split_stages_serve_other_layers_and_refuse_what_cannot_be(tmp_path):
         assert found["apart"] <= 1e-12
         assert found["loss"] <= 1e-12
         assert found["sent"]
-    dropout, again, groups, pieces, differ, tied = everyone[0][1]
+    dropout, again, groups, pieces, differ, tied, advised, plain, alone = everyone[0][1]
     assert "do the same when it is computed again, got 'layer dropout'" in dropout
     assert "`recompute` must be False with zb-h1, got True" in again
     nearest = "`microbatches` must be a multiple of the 2 stages, got 3. The nearest: "
     assert groups.startswith(nearest)
-    assert "the pieces mlp can be cut into, got 18. Use fewer stages." in pieces
+    must = "`chunks` must be at most"
+    assert pieces == f"{must} 2: mlp can be cut into 4 pieces, for 2 ranks, got 9. Take 2."
+    assert advised == "nothing"
+    assert f"{must} 1: small can be cut into 3 pieces, for 2 ranks, got 2. Take `sched" in plain
+    assert "`stages` must be at most 1, the pieces small can be cut into, got 2" in alone
     assert "`chunks` must be equal on all ranks, got 2 on rank 0 and 3 on rank 1" in differ
     assert "leave every weight in one stage, got 'tokens/embeddings'" in tied
 

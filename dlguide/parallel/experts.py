@@ -112,7 +112,8 @@ class MixtureOfExperts:
         self.router = router.astype(dtype)
         each, up, down = experts // comm.size, [], []
         for expert in range(comm.rank * each, (comm.rank + 1) * each):
-            random = np.random.default_rng([seed, expert])
+            # not [seed, expert]: [seed, 0] is the stream of `seed`, from which the router is drawn
+            random = np.random.default_rng([seed, 1, expert])
             up.append(random.normal(size=(width, hidden)) / np.sqrt(width))
             down.append(random.normal(size=(hidden, width)) / np.sqrt(hidden))
         self.up, self.down = np.array(up, dtype), np.array(down, dtype)

@@ -95,7 +95,8 @@ class _Layer(NamedTuple):
     """What a layer, or a block, costs for one sample.
 
     `passes` counts pairs of an allgather and a reduce-scatter of its input under tensor
-    parallelism. `context_bytes` are its keys and values, `routed_bytes` what goes to experts.
+    parallelism, `again` those of them that recomputation repeats. `context_bytes` are its keys and
+    values, `routed_bytes` what goes to experts.
     """
 
     name: str
@@ -104,6 +105,7 @@ class _Layer(NamedTuple):
     input_bytes: float
     held_bytes: float
     passes: int = 1
+    again: float = 0.5
     expert_weights: float = 0.0
     context_bytes: float = 0.0
     routed_bytes: float = 0.0
@@ -132,16 +134,19 @@ def plan_layout(
         tensor    for each layer with weights, an allgather of its input forward and a
                   reduce-scatter of that input's gradient backward
                                                    2 (t-1)/t  (B/d) A / b + 2 (t-1) a
-                  a block of a `GPTShape` has four such pairs: its two parts, forward and backward
+                  a block of a `GPTShape` has four such pairs: its two parts, forward and backward;
+                  with recomputation six, since the forward pass is repeated with its messages
         pipeline  activations forward, gradients backward between stages, and the bubble of the
                   schedule, (p-1)/(m+p-1) of the whole step for 1F1B
 
     and for a `GPTShape` also
 
         context   c ranks share each sequence; keys and values go round a ring forward and
-                  backward, and so do their gradients   3 (c-1)/c  (B/d) (bytes of K and V) / b
+                  backward, and so do their gradients   3 (c-1)/c  (B/d) (bytes of K and V) / b,
+                  with recomputation 4
         experts   those of a block divided among e of the copies; tokens go there and back,
-                  forward and backward, by alltoall     4 (e-1)/e  (B/d/c) (routed bytes) / b
+                  forward and backward, by alltoall     4 (e-1)/e  (B/d/c) (routed bytes) / b,
+                  with recomputation 6
 
     Neighbouring ranks share, from the inside out: tensor, context, data, pipeline; a group that
     fits into a node has the links inside it. "by layer" takes for each layer the t that costs
@@ -161,7 +166,8 @@ def plan_layout(
         chunks: pieces of the net on each rank, for "interleaved".
         zero: stage of ZeRO over the copies: 1 divides the states, 2 also gradients, 3 also
             weights, which costs half as much exchange again.
-        recompute: keep only the inputs of layers, and compute forward once more.
+        recompute: keep only the inputs of layers, and compute forward once more, with the messages
+            of the forward pass.
         overlap: share of the gradients' exchange that is hidden (fraction), of the backward pass
             at most.
         value_bytes: bytes of an activation and of a gradient of a `GPTShape`.
@@ -176,7 +182,8 @@ def plan_layout(
     Source:
         Ring times: Patarasuk and Yuan 2009. Choice by layer: Krizhevsky 2014 (arXiv:1404.5997)
         and Tofu (Wang, GTC 2017, s7724; arXiv:1807.08887). Blocks: Narayanan et al. 2021
-        (arXiv:2104.04473), section 3; ZeRO: Rajbhandari et al. 2019 (arXiv:1910.02054).
+        (arXiv:2104.04473), section 3; ZeRO, and the six allreduces of a block with recomputation
+        (section 8): Rajbhandari et al. 2019 (arXiv:1910.02054).
     """
     if not isinstance(net, Cost | GPTShape):
         from dlguide.models import count
@@ -363,7 +370,8 @@ class _Planner:
             cut_s = samples * widest / shared / link.bytes_per_s + parts * link.latency_s
             exchange_s += 2 * chunks * cut_s
         exchange_s += gradients_s - min(options.overlap * gradients_s, BACKWARD * compute_s)
-        share = pipeline_schedule.bubble(pipeline, parts, name, chunks)
+        # of a microbatch: forward 1, backward 2 of which the weights take 1, recomputation 1
+        share = pipeline_schedule.bubble(pipeline, parts, name, chunks, 1, 2 + options.recompute, 1)
         bubble_s = compute_s * share / (1 - share)
         sides = (data, tensor, pipeline, context, experts)
         found = (compute_s, exchange_s, bubble_s, memory, memory <= machine.memory_bytes)
@@ -436,13 +444,16 @@ class _Planner:
         nbytes, link = samples * layer.input_bytes / context, machine.link(tensor)
         pair_s = costs.allgather(nbytes, tensor, link) + costs.reduce_scatter(nbytes, tensor, link)
         around = samples * layer.context_bytes / tensor
-        around_s = 3 * costs.allgather(around, context, machine.link(context, tensor))
+        again = self.options.recompute
+        rings = 4 if again else 3
+        around_s = rings * costs.allgather(around, context, machine.link(context, tensor))
         shared = tensor * context
         routed = samples * layer.routed_bytes / shared
-        routed_s = 4 * costs.allgather(routed, experts, machine.link(experts, shared))
+        alltoalls = 6 if again else 4
+        routed_s = alltoalls * costs.allgather(routed, experts, machine.link(experts, shared))
         # a layer without keys and values, or without experts, sends nothing
         found_s = around_s * bool(around) + routed_s * bool(routed)
-        return layer.passes * pair_s + found_s
+        return (layer.passes + again * layer.again) * pair_s + found_s
 
     def _state_bytes(self, weights: float, copies: int) -> float:
         """Weights, gradients and the optimizer's two states, as ZeRO divides them."""
@@ -490,13 +501,16 @@ def _layers_of_gpt(net: GPTShape, value_bytes: int) -> list[_Layer]:
         stream,
         (6 + 2 * groups) * stream + of_mlp,
         passes=4,
+        again=2,
         expert_weights=net.experts * net.swiglu if moe else 0,
         context_bytes=2 * groups * stream,
         routed_bytes=net.active * stream if moe else 0,
     )
     table = net.vocabulary * net.width
-    first = _Layer("tokens", 0.0, table, 0.0, stream, passes=0)
+    first = _Layer("tokens", 0.0, table, 0.0, stream, passes=0, again=0)
     logits = value_bytes * net.length * net.vocabulary
     last_weights = net.width + (0 if net.tied else table)
-    last = _Layer("logits", 6 * net.length * table, last_weights, stream, 2 * stream + logits)
+    held_bytes = 2 * stream + logits
+    # its input is the same on all ranks: only its gradient is summed, and nothing is repeated
+    last = _Layer("logits", 6 * net.length * table, last_weights, stream, held_bytes, again=0)
     return [first, *[block] * net.layers, last]

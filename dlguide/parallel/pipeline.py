@@ -107,7 +107,13 @@ class PipelineParallel:
         rank, ranks, split = comm.rank, comm.size, schedule == "zb-h1"
         with agree_or_raise(comm):
             self.order = pipeline_schedule.order(schedule, rank, ranks, microbatches, chunks)
-            pieces = ranks * chunks
+            pieces, most = ranks * chunks, 1 + len(cut_points(model))
+            if cuts is None and pieces > most:
+                balance(model, ranks)  # refuses more stages than pieces
+                usual = 'Take `schedule="1f1b"` with `chunks=1`.'
+                then = f"Take {most // ranks}." if most >= 2 * ranks else usual
+                must = f"be at most {most // ranks}: {model.name} can be cut into {most} pieces"
+                require(False, "chunks", f"{must}, for {ranks} ranks", chunks, then)
             self.cuts = balance(model, pieces) if cuts is None else tuple(cuts)
             fits = len(self.cuts) == pieces - 1
             then = f"Name {pieces - 1} layers."

@@ -205,7 +205,7 @@ def predict(
 
 def simulate(
     orders: Sequence[Sequence[Work]],
-    seconds: dict[str, Sequence[float]],
+    seconds: dict[str, Sequence[float]] | Callable[[int, Work], float],
     message_s: float = 0.0,
 ) -> tuple[PipelineCell, ...]:
     """Follow any schedule: a pass starts when its stage is free and its input has arrived.
@@ -215,7 +215,7 @@ def simulate(
 
     Args:
         orders: the work of each stage in its order.
-        seconds: for each kind, the time of one piece on each stage.
+        seconds: for each kind, the time of one piece on each stage; or (stage, work) -> time.
         message_s: time of a message from one stage to another.
 
     Returns:
@@ -227,6 +227,7 @@ def simulate(
     stages = len(orders)
     last = stages * (1 + max(work.chunk for row in orders for work in row)) - 1
     left = [list(reversed(row)) for row in orders]
+    time_of = seconds if callable(seconds) else lambda stage, work: seconds[work.kind][stage]
     ends: dict[tuple[str, int, int], tuple[float, int]] = {}
     cells: list[list[PipelineCell]] = [[] for _ in orders]
     moved = True
@@ -238,7 +239,7 @@ def simulate(
                 needed = (ends[key] for key in _needs(work, stage, stages, last))
                 arrived = [end + message_s * (other != stage) for end, other in needed]
                 start = max([0.0, *arrived, *(cell.end_s for cell in cells[stage][-1:])])
-                end = start + seconds[work.kind][stage]
+                end = start + time_of(stage, work)
                 ends[work.kind, work.chunk * stages + stage, work.microbatch] = end, stage
                 cell = PipelineCell(stage, work.microbatch, work.kind, start, end, work.chunk)
                 cells[stage].append(cell)
@@ -265,11 +266,12 @@ def bubble(
 
         gpipe, 1f1b    (p - 1) (F + B)
         interleaved    (p - 1) (F + B) / v
-        zb-h1          (p - 1) (F + B - 2 W)
+        zb-h1          (p - 1) max(F, B - W, F + B - 2 W)
 
     so that for the first two the share is (p - 1) / (m + p - 1). Leaves out messages and stages of
-    unequal time; `idle_share` of `predict` includes them. For "zb-h1" it is exact where F, W and
-    B - W are equal and m is at least 2 p - 1, and a lower bound otherwise.
+    unequal time; `idle_share` of `predict` includes them. For "zb-h1" it is exact from m = p on,
+    for all F, B and W, and a lower bound for fewer microbatches. Where W is at most F and B - W,
+    the last of the three is the largest, which is the formula of its paper.
 
     Source:
         Huang et al. 2018 (arXiv:1811.06965), section 2.3; Narayanan et al. 2021
@@ -284,7 +286,9 @@ def bubble(
     if name == "zb-h1":
         weights_s = backward_s / 2 if weights_s is None else weights_s
         require(0 <= weights_s <= backward_s, "weights_s", "be at most `backward_s`", weights_s)
-        wait_s = (stages - 1) * max(0.0, round_s - 2 * weights_s)
+        inputs_s = backward_s - weights_s
+        longest_s = max(forward_s, inputs_s, forward_s + inputs_s - weights_s)
+        wait_s = (stages - 1) * longest_s
     return wait_s / (microbatches * round_s + wait_s)
 
 

@@ -11,6 +11,7 @@ have together. Everything else is the same: initial weights, batches, Adam, the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -81,6 +82,22 @@ class Dense:
         return back @ self.weights[0].T, [tokens.T @ back, hidden.T @ slope]
 
 
+def initial_ends(vocabulary: int, seed: int) -> list[np.ndarray]:
+    """Draw the weights before and behind the layer, the same for every kind of layer."""
+    random = np.random.default_rng([seed, 2])  # the router has [seed], experts have [seed, 1, ...]
+    draw = lambda *shape: random.normal(size=shape).astype("f4")  # noqa: E731
+    return [
+        draw(vocabulary, EMBEDDING),
+        draw(CONTEXT * EMBEDDING, WIDTH) / np.float32(np.sqrt(CONTEXT * EMBEDDING)),
+        draw(WIDTH, vocabulary) / np.float32(np.sqrt(WIDTH)),
+    ]
+
+
+@cache
+def _text() -> texts.TextTokens:
+    return texts.tokens(texts.load())
+
+
 def train(
     comm: Comm, kind: str, seed: int = 0, rate: float | None = None, steps: int = STEPS
 ) -> Run:
@@ -92,20 +109,15 @@ def train(
         rate: of Adam, falling to 0 in a straight line; None takes that of `RATES`.
     """
     rate = RATES[require_known(kind, RATES, "kind")] if rate is None else rate
-    text = texts.tokens(texts.load())
+    text = _text()
     learned, held_out = text.split(0.05)
-    counting, has_experts = counting_comm(comm), kind.startswith("experts")
+    counting = comm if hasattr(comm, "sent_bytes") else counting_comm(comm)
+    has_experts = kind.startswith("experts")
     if has_experts:
         layer = experts.MixtureOfExperts(counting, WIDTH, HIDDEN // K, EXPERTS, K, CAPACITY, seed)
     else:
         layer = Dense(HIDDEN if kind == "dense, equal work" else EXPERTS * HIDDEN // K, seed)
-    random = np.random.default_rng([seed, 2])
-    draw = lambda *shape: random.normal(size=shape).astype("f4")  # noqa: E731
-    ends = [
-        draw(text.vocabulary, EMBEDDING),
-        draw(CONTEXT * EMBEDDING, WIDTH) / np.float32(np.sqrt(CONTEXT * EMBEDDING)),
-        draw(WIDTH, text.vocabulary) / np.float32(np.sqrt(WIDTH)),
-    ]
+    ends = initial_ends(text.vocabulary, seed)
     weights = [*ends, *layer.weights]
     alike = len(ends) + (1 if has_experts else len(layer.weights))  # the same on all ranks
     states = [UpdateRule().state_of(each.reshape(-1)) for each in weights]

@@ -56,8 +56,13 @@ def machine(gpu: str, share: float) -> RankSpeeds:
 
 
 def plan(row: Mapping[str, Any], share: float, **options: Any) -> list[ParallelLayout]:
-    """Plan a run: one sequence in each microbatch, and only the cuts that the run could have."""
+    """Plan a run: one sequence in each microbatch, and only the cuts that the run could have.
+
+    Where the number of pieces per stage is published, the schedule follows from it.
+    """
     chosen = {"microbatches": None, "recompute": row["recompute"] == "blocks"}
+    if (row["pieces"] or 1) > 1:
+        chosen |= {"schedule": "interleaved", "chunks": row["pieces"]}
     speeds = machine(row["gpu"], share)
     found = layout_planner.plan_layout(
         shape(row), row["gpus"], speeds, row["sequences"], **(chosen | options)

@@ -126,8 +126,8 @@ def train(
     """Train in rounds of eight steps, after one that does not count; collective.
 
     Args:
-        compute_s: for each rank the time that it waits in place of computing (s): the calibrated
-            time of a gradient on a core of its own. None computes.
+        compute_s: for each rank the calibrated wait that replaces computing (s): the time of a
+            gradient on a core of its own. None computes.
 
     Returns:
         the time of a step (s), the mean of each round, of the slowest rank; the weights at the end.
