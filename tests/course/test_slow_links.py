@@ -75,6 +75,8 @@ def test_prediction_adds_messages_and_bytes_behind_the_bucket():
     total = sum(slow_links.sizes("deep"))
     wanted = 0.5 + 1e-3 * 2 * 122 + (total - 10_000) / 1e6
     assert slow_links.predict("deep", "one by one", 0.5, link) == pytest.approx(wanted)
+    wanted = 0.5 + 1e-3 + (total / 2 - 10_000) / 1e6  # gathered: both ranks send at once
+    assert slow_links.predict("deep", "16 bits", 0.5, link) == pytest.approx(wanted)
     wanted = 0.5 + (2e-3 + (total - 10_000) / 1e6) / 8
     assert slow_links.predict("deep", "every 8 steps", 0.5, link) == pytest.approx(wanted)
     with pytest.raises(ValueError, match="`scheme` must be one of"):
