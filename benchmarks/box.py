@@ -46,7 +46,7 @@ NETS = {
     "mnist_cnn": registry.parameters("mnist_cnn"),
     "wide mlp": (784 + 1) * WIDE + (WIDE + 1) * WIDE + (WIDE + 1) * 10,
 }
-BATCH, STEPS, ROUNDS, TURNS = 100, 25, 5, 2
+BATCH, STEPS, ROUNDS, TURNS, BLOCKS = 100, 25, 5, 2, 15
 PAIR = [0, 3]  # of four ranks, one on each host, on two cores where there are two
 
 
@@ -177,29 +177,36 @@ def steps() -> Iterator[dict]:
 
 
 def horovod() -> Iterator[dict]:
-    """Measure steps of `fit` in shared memory, then on the box beside their prediction."""
-    alone = {}
-    with Cluster(ranks=2, magics=False) as cluster:
-        for net in NETS:
-            alone[net] = cluster.run(horovod_steps, net)[0]
-            model_s = float(np.median(alone[net]))
-            yield row("horovod", f"{net}, shared memory", 0, alone[net], model_s)
-    with box.hosts(2) as hosts, Cluster(hosts=hosts) as cluster:
+    """Measure steps of `fit` in shared memory and on the box in turns, beside their prediction."""
+    found, links = {}, {}
+    with (
+        Cluster(ranks=2, magics=False) as near,
+        box.hosts(2) as hosts,
+        Cluster(hosts=hosts) as far,
+    ):
         for rate in RATES:
             hosts.rate(rate)
-            link = slow_links.link(cluster, rate)
+            links[rate] = slow_links.link(far, rate)
+        for _ in range(TURNS):  # what a step takes moves from minute to minute
             for net in NETS:
-                # two messages, of all bytes together; the bucket is full once per step
-                exchange_s = link.latency_s + link.seconds(4 * NETS[net])
-                wanted = float(np.median(alone[net])) + exchange_s
-                yield row("horovod", net, rate, cluster.run(horovod_steps, net)[0], wanted)
+                found.setdefault((net, 0), []).extend(near.run(horovod_steps, net)[0])
+                for rate in RATES:
+                    hosts.rate(rate)
+                    found.setdefault((net, rate), []).extend(far.run(horovod_steps, net)[0])
+    for net in NETS:
+        alone_s = float(np.median(found[net, 0]))
+        yield row("horovod", f"{net}, shared memory", 0, found[net, 0], alone_s)
+        for rate, link in links.items():
+            # two messages, of all bytes together; the bucket is full once per step
+            wanted = alone_s + link.latency_s + link.seconds(4 * NETS[net])
+            yield row("horovod", net, rate, found[net, rate], wanted)
 
 
 def slow_host() -> Iterator[dict]:
     """Measure steps with calibrated computing where the second host is half as fast."""
     with box.hosts(2) as hosts, Cluster(ranks=4, hosts=hosts) as cluster:
         at_once = {
-            ranks: cluster.run_on(list(range(ranks)), slow_links.computing, "deep", 50)[0]
+            ranks: cluster.run_on(list(range(ranks)), slow_links.computing, "deep", BLOCKS)[0]
             for ranks in (1, 2, 4)
         }
         base_s, exchange_s = float(np.median(at_once[1])), {}
