@@ -47,7 +47,7 @@ NETS = {
     "mnist_cnn": registry.parameters("mnist_cnn"),
     "wide mlp": (784 + 1) * WIDE + (WIDE + 1) * WIDE + (WIDE + 1) * 10,
 }
-BATCH, STEPS, ROUNDS, TURNS, BLOCKS = 100, 25, 5, 2, 15
+BATCH, STEPS, ROUNDS, TURNS, BLOCKS = 100, 15, 5, 2, 15
 PAIR = [0, 3]  # of four ranks, one on each host, on two cores where there are two
 
 
