@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
@@ -94,6 +95,13 @@ def sizes(net: str) -> list[int]:
     return [4 * size for inputs, outputs in pairs for size in (inputs * outputs, outputs)]
 
 
+@cache
+def _samples() -> tuple[np.ndarray, np.ndarray]:
+    """Load the images and labels of the trainings once in each process: loading takes longer."""
+    data = datasets.load().first(4096)
+    return np.array(data.train_images.reshape(-1, 784)), np.array(data.train_labels)
+
+
 def _mean(flat: np.ndarray, comm: Comm) -> np.ndarray:
     return collectives.allreduce(flat, comm, check=False) / np.float32(comm.size)
 
@@ -132,8 +140,7 @@ def train(
     Returns:
         the time of a step (s), the mean of each round, of the slowest rank; the weights at the end.
     """
-    data = datasets.load().first(4096)
-    images, labels = data.train_images.reshape(-1, 784), data.train_labels
+    images, labels = _samples()
     weights, send, found, number = weights_of(net), _sender(net, scheme, comm), [], 0
     own = None if compute_s is None else gradients(weights, images[:BATCH], labels[:BATCH])
     local = scheme == "every 8 steps"
@@ -255,8 +262,7 @@ def computing(comm: Comm, net: str, blocks: int) -> list[float]:
     Each is the mean of a block of `BLOCK` gradients. A block is longer than a turn of the system's
     scheduler, so what a rank waits for a core is in it; the first block does not count.
     """
-    data, weights = datasets.load().first(BATCH), weights_of(net)
-    images, labels = data.train_images.reshape(-1, 784), data.train_labels
+    weights, (images, labels) = weights_of(net), (each[:BATCH] for each in _samples())
 
     def block() -> None:
         for _ in range(BLOCK):
