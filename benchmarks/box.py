@@ -12,7 +12,8 @@ Writes `data/measured/box.csv`, a row for each quantity, with the model's value 
 - `allreduce`: 1 MiB on 2 x 2 ranks by several algorithms, ranks numbered in blocks and round robin;
   the model is the time of the measured link for the bytes that cross it (`slow_links.crossing`);
 - `step`: the two nets of `dlcourse.slow_links` by each scheme, on one rank per host, and in shared
-  memory; the model is the step in shared memory and what the link adds; also with a delay;
+  memory; the model is the step in shared memory and what the link adds; also with a delay, and then
+  measured in turns with its own steps in shared memory;
 - `horovod`: `fit` with three Keras nets, likewise;
 - `computing`, `slow host`: a gradient on 1, 2 and 4 ranks at once; then 2 x 2 ranks that wait for
   the time of one alone in place of computing, on the second host for twice as long;
@@ -25,6 +26,7 @@ Writes `data/measured/box.csv`, a row for each quantity, with the model's value 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Iterator
 
@@ -46,7 +48,8 @@ NETS = {
     "mnist_cnn": registry.parameters("mnist_cnn"),
     "wide mlp": (784 + 1) * WIDE + (WIDE + 1) * WIDE + (WIDE + 1) * 10,
 }
-BATCH, STEPS, ROUNDS, TURNS = 100, 25, 5, 2
+BATCH, STEPS, ROUNDS, TURNS, BLOCKS = 100, 15, 5, 2, 15
+DELAYED = ", 1 ms"  # ends the cases of a link with a delay
 PAIR = [0, 3]  # of four ranks, one on each host, on two cores where there are two
 
 
@@ -146,7 +149,7 @@ def allreduces() -> Iterator[dict]:
 
 
 def steps() -> Iterator[dict]:
-    """Measure the two nets by each scheme: in shared memory, at each rate, and with a delay."""
+    """Measure the two nets by each scheme, in shared memory and at each rate, in turns."""
     cases = [(net, scheme) for net in slow_links.WIDTHS for scheme in slow_links.SCHEMES]
     shared, found, links = {case: [] for case in cases}, {}, {}
     with box.hosts(2) as hosts, Cluster(ranks=4, hosts=hosts) as cluster:
@@ -168,38 +171,54 @@ def steps() -> Iterator[dict]:
     for (case, rate), seconds in found.items():
         wanted = slow_links.predict(*case, float(np.median(shared[case])), links[rate])
         yield row("step", ", ".join(case), rate, seconds, wanted)
-    with box.hosts(2, latency_s=0.001) as hosts, Cluster(hosts=hosts) as cluster:
-        link = slow_links.link(cluster, 1e9)
-        for case in cases:
-            seconds = cluster.run(slow_links.steps, *case, ROUNDS)[0]
-            wanted = slow_links.predict(*case, float(np.median(shared[case])), link)
-            yield row("step", f"{', '.join(case)}, 1 ms", 1e9, seconds, wanted)
+
+
+def delayed() -> Iterator[dict]:
+    """Measure the two nets by each scheme over a link with a delay, and in shared memory."""
+    cases = [(net, scheme) for net in slow_links.WIDTHS for scheme in slow_links.SCHEMES]
+    shared, found = {}, {}
+    with box.hosts(2, latency_s=0.001) as hosts, Cluster(ranks=4, hosts=hosts) as cluster:
+        link = slow_links.link(cluster, 1e9, PAIR)
+        for _, case in itertools.product(range(TURNS), cases):
+            near = cluster.run_on([0, 1], slow_links.steps, *case, 2 * ROUNDS)[0]
+            shared.setdefault(case, []).extend(near)
+            found.setdefault(case, []).extend(cluster.run_on(PAIR, slow_links.steps, *case, 3)[0])
+    for case, seconds in found.items():
+        wanted = slow_links.predict(*case, float(np.median(shared[case])), link)
+        yield row("step", f"{', '.join(case)}{DELAYED}", 1e9, seconds, wanted)
 
 
 def horovod() -> Iterator[dict]:
-    """Measure steps of `fit` in shared memory, then on the box beside their prediction."""
-    alone = {}
-    with Cluster(ranks=2, magics=False) as cluster:
-        for net in NETS:
-            alone[net] = cluster.run(horovod_steps, net)[0]
-            model_s = float(np.median(alone[net]))
-            yield row("horovod", f"{net}, shared memory", 0, alone[net], model_s)
-    with box.hosts(2) as hosts, Cluster(hosts=hosts) as cluster:
+    """Measure steps of `fit` in shared memory and on the box in turns, beside their prediction."""
+    found, links = {}, {}
+    with (
+        Cluster(ranks=2, magics=False) as near,
+        box.hosts(2) as hosts,
+        Cluster(hosts=hosts) as far,
+    ):
         for rate in RATES:
             hosts.rate(rate)
-            link = slow_links.link(cluster, rate)
-            for net in NETS:
-                # two messages, of all bytes together; the bucket is full once per step
-                exchange_s = link.latency_s + link.seconds(4 * NETS[net])
-                wanted = float(np.median(alone[net])) + exchange_s
-                yield row("horovod", net, rate, cluster.run(horovod_steps, net)[0], wanted)
+            links[rate] = slow_links.link(far, rate)
+        # the time of a step moves from minute to minute: in turns, then in the other order
+        for turn, net in itertools.product(range(TURNS), NETS):
+            for rate in (0, *RATES) if turn % 2 == 0 else (*reversed(RATES), 0):
+                hosts.rate(rate or None)
+                seconds = (far if rate else near).run(horovod_steps, net)[0]
+                found.setdefault((net, rate), []).extend(seconds)
+    for net in NETS:
+        alone_s = float(np.median(found[net, 0]))
+        yield row("horovod", f"{net}, shared memory", 0, found[net, 0], alone_s)
+        for rate, link in links.items():
+            # two messages, of all bytes together; the bucket is full once per step
+            wanted = alone_s + link.latency_s + link.seconds(4 * NETS[net])
+            yield row("horovod", net, rate, found[net, rate], wanted)
 
 
 def slow_host() -> Iterator[dict]:
     """Measure steps with calibrated computing where the second host is half as fast."""
     with box.hosts(2) as hosts, Cluster(ranks=4, hosts=hosts) as cluster:
         at_once = {
-            ranks: cluster.run_on(list(range(ranks)), slow_links.computing, "deep", 50)[0]
+            ranks: cluster.run_on(list(range(ranks)), slow_links.computing, "deep", BLOCKS)[0]
             for ranks in (1, 2, 4)
         }
         base_s, exchange_s = float(np.median(at_once[1])), {}
@@ -226,13 +245,23 @@ def losses() -> Iterator[dict]:
 
 
 PARTS = {
-    "links": (links, ("rate", "latency", "message")),
-    "allreduce": (allreduces, ("allreduce",)),
-    "steps": (steps, ("step",)),
-    "horovod": (horovod, ("horovod",)),
-    "slow host": (slow_host, ("computing", "slow host")),
-    "loss": (losses, ("loss",)),
+    "links": links,
+    "allreduce": allreduces,
+    "steps": steps,
+    "delayed steps": delayed,
+    "horovod": horovod,
+    "slow host": slow_host,
+    "loss": losses,
 }
+
+
+def part_of(row: dict) -> str:
+    """Return the part that measures a row."""
+    if row["what"] == "step":
+        return "delayed steps" if row["case"].endswith(DELAYED) else "steps"
+    if row["what"] in ("rate", "message", "latency"):
+        return "links"
+    return "slow host" if row["what"] == "computing" else row["what"]
 
 
 def main() -> None:
@@ -243,10 +272,9 @@ def main() -> None:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     there = (data_folder() / "measured" / "box.csv").exists()
     kept = measured.load("box").rows if chosen and there else []
-    again = {what for part in chosen or PARTS for what in PARTS[part][1]}
-    rows = [row for row in kept if row["what"] not in again]
+    rows = [row for row in kept if part_of(row) not in chosen]
     for part in chosen or PARTS:
-        rows += PARTS[part][0]()
+        rows += PARTS[part]()
         path = measured.write("box", rows, seeds=[0])
     print(path)
 

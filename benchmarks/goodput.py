@@ -5,10 +5,12 @@
 Two ranks train the small net of lesson 73 in real processes, of which one is killed after each
 gap of an exponential distribution; `dlguide.cluster.run_script` notices it, and the ranks are
 started again and go on from the last checkpoint. Trainings at three mean times between failures,
-each at Daly's best interval, and at one of them with other intervals. Goodput is the time of the
-work that was saved, from the first failure to the last. Three terms of the prediction are means of
-the same training: the work between two checkpoints, a checkpoint (which waits on purpose, as on a
-slow file system), and a restart, from the kill to the first new step; the fourth is the set mean.
+each at Daly's best interval, and at one of them with other intervals. An interval is a number of
+steps: by the time of a step in the training before, for the first one in one that is not killed.
+Goodput is the time of the work that was saved, from the first failure to the last. Three terms of
+the prediction are means of the same training: the work between two checkpoints, a checkpoint (which
+waits on purpose, as on a slow file system), and a restart, from the kill to the first new step; the
+fourth is the set mean.
 The gaps are stratified (`faults.gaps`). Each command trains for at most `--seconds` and
 writes `data/measured/goodput.csv`; with `--keep` it adds to the rows that are there.
 """
@@ -26,9 +28,9 @@ from dlguide.files import data_folder
 
 SAVE_S = 0.25
 # mean time between failures (s), interval as a multiple of Daly's, seed, failures
-PLAN = [(10, 1, 0, 8), (20, 1, 0, 5), (5, 1, 0, 12)]
-PLAN += [(5, times, 0, 12) for times in (4, 0.25, 2)]
-PLAN += [(5, 1, 1, 12), (10, 1, 1, 8), (20, 1, 1, 5), (5, 0.5, 0, 12)]
+PLAN = [(5, 1, 0, 12), (10, 1, 0, 8), (20, 1, 0, 5)]
+PLAN += [(5, 0.5, 0, 12), (5, 2, 0, 12), *((5, times, 1, 12) for times in (0.5, 2, 1))]
+PLAN += [(10, 1, 1, 8), (20, 1, 1, 5), (5, 4, 0, 12), (5, 0.25, 0, 12)]
 
 
 def row(mtbf_s: float, times: float, seed: int, kills: int, step_s: float) -> dict:
@@ -70,13 +72,14 @@ def main() -> None:
     done = {(each["mtbf_s"], each["times_daly"], each["seed"]) for each in table}
     step_s = None
     for mtbf_s, times, seed, kills in PLAN:
-        last_s = 5.0 + kills * mtbf_s + (0 if step_s else 5.0)
+        last_s = 5.0 + kills * mtbf_s + (0 if step_s else 15.0)
         if (mtbf_s, times, seed) in done or time.monotonic() + last_s > end:
             continue
         if step_s is None:
             with tempfile.TemporaryDirectory() as folder:
-                step_s = faults.train(folder, every=200, steps=800).step_s
+                step_s = faults.train(folder, every=1000, save_s=SAVE_S, steps=4000).step_s
         table.append(row(mtbf_s, times, seed, kills, step_s))
+        step_s = table[-1]["interval_s"] / table[-1]["every_steps"]
         print(table[-1], flush=True)
         measured.write("goodput", table, sorted({each["seed"] for each in table}))
 

@@ -118,6 +118,21 @@ def test_links_with_a_delay_and_loss_are_never_faster_than_the_delay(capsys):
     assert repr(hosts).endswith("closed")
 
 
+@needs_hosts
+def test_link_with_a_delay_carries_frames_of_many_segments():
+    # split into frames of 1514 bytes it would be more than a program can forward
+    sent = [f"/sys/class/net/eth0/statistics/tx_{each}" for each in ("bytes", "packets")]
+    with box.hosts(2, bits_per_s=1e9, latency_s=0.001) as hosts:
+        counts = []
+        for _ in range(2):
+            read = [*hosts.enter(0), "cat", *sent]
+            done = subprocess.run(read, capture_output=True, text=True, check=True)
+            counts.append(np.array(done.stdout.split(), int))
+            hosts.measure()
+    nbytes, packets = counts[1] - counts[0]
+    assert nbytes > 10_000 * packets
+
+
 AS_USER = """
 from dlguide.cluster import box
 assert box.support().user_namespace

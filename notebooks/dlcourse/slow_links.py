@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 WIDTHS = {"wide": (784, 512, 512, 10), "deep": (784, *[32] * 60, 10)}
 SCHEMES = ("one by one", "fused", "16 bits", "top-k 1 %", "every 8 steps")
-BATCH, EVERY, RATE, TOP = 64, 8, 0.02, 0.01
+BATCH, EVERY, RATE, TOP, BLOCK = 64, 8, 0.02, 0.01, 20
 # ranks 0 and 1 are on one host, 2 and 3 on the other: in which order they are numbered
 PLACEMENTS = {"block": (0, 1, 2, 3), "round robin": (0, 2, 1, 3)}
 # arrays that cross the link in either direction, one after the other, on 2 x 2 ranks
@@ -94,6 +95,13 @@ def sizes(net: str) -> list[int]:
     return [4 * size for inputs, outputs in pairs for size in (inputs * outputs, outputs)]
 
 
+@cache
+def _samples() -> tuple[np.ndarray, np.ndarray]:
+    """Load the images and labels of the trainings once in each process: loading takes longer."""
+    data = datasets.load().first(4096)
+    return np.array(data.train_images.reshape(-1, 784)), np.array(data.train_labels)
+
+
 def _mean(flat: np.ndarray, comm: Comm) -> np.ndarray:
     return collectives.allreduce(flat, comm, check=False) / np.float32(comm.size)
 
@@ -132,8 +140,7 @@ def train(
     Returns:
         the time of a step (s), the mean of each round, of the slowest rank; the weights at the end.
     """
-    data = datasets.load().first(4096)
-    images, labels = data.train_images.reshape(-1, 784), data.train_labels
+    images, labels = _samples()
     weights, send, found, number = weights_of(net), _sender(net, scheme, comm), [], 0
     own = None if compute_s is None else gradients(weights, images[:BATCH], labels[:BATCH])
     local = scheme == "every 8 steps"
@@ -190,14 +197,17 @@ def traffic(net: str, scheme: str) -> tuple[float, float]:
     """Return what a rank of two sends in a step: messages that wait for each other, and bytes.
 
     An allreduce of two ranks takes two messages that wait for each other, of n bytes together. What
-    is coded is gathered: each rank sends its own message.
+    is coded is gathered: both ranks send at once, so one message is waited for.
     """
     each = sizes(net)
     total = float(sum(each))
-    if scheme == "one by one":
-        return 2.0 * len(each), total
-    nbytes = {"fused": total, "16 bits": total / 2, "top-k 1 %": 2 * TOP * total}
-    return (2.0, nbytes[scheme]) if scheme in nbytes else (2.0 / EVERY, total / EVERY)
+    return {
+        "one by one": (2.0 * len(each), total),
+        "fused": (2.0, total),
+        "16 bits": (1.0, total / 2),
+        "top-k 1 %": (1.0, 2 * TOP * total),
+        "every 8 steps": (2.0 / EVERY, total / EVERY),
+    }[require_known(scheme, SCHEMES, "scheme")]
 
 
 def one_way(comm: Comm, nbytes: int, repeats: int) -> list[float]:
@@ -246,11 +256,19 @@ def exchanges(comm: Comm, nbytes: int, repeats: int) -> list[float]:
     return list(timing(lambda: _mean(array, comm), repeats, 1, comm).seconds)
 
 
-def computing(comm: Comm, net: str, repeats: int) -> list[float]:
-    """Return times (s) of a gradient while all ranks of `comm` compute; the first do not count."""
-    data, weights = datasets.load().first(BATCH), weights_of(net)
-    images, labels = data.train_images.reshape(-1, 784), data.train_labels
-    return list(timing(lambda: gradients(weights, images, labels), repeats, 3, comm).seconds)
+def computing(comm: Comm, net: str, blocks: int) -> list[float]:
+    """Return times (s) of a gradient while all ranks of `comm` compute, of the slowest rank.
+
+    Each is the mean of a block of `BLOCK` gradients. A block is longer than a turn of the system's
+    scheduler, so what a rank waits for a core is in it; the first block does not count.
+    """
+    weights, (images, labels) = weights_of(net), (each[:BATCH] for each in _samples())
+
+    def block() -> None:
+        for _ in range(BLOCK):
+            gradients(weights, images, labels)
+
+    return [each / BLOCK for each in timing(block, blocks, 1, comm).seconds]
 
 
 def slow_host(gradient_s: float) -> list[tuple[str, str, list[float]]]:

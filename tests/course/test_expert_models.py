@@ -81,11 +81,3 @@ def test_ends_router_and_experts_share_no_random_numbers(tmp_path):
     for one, other in itertools.combinations(arrays, 2):
         same = np.intersect1d(np.round(one, 4), np.round(other, 4))
         assert len(same) < 50  # by chance about 7 of 500
-
-
-def test_parts_of_the_work():
-    dense, experts = map(expert_models.multiply_adds, ("dense, equal work", "experts, bias"))
-    assert dense["layer"] == experts["layer"] == 2 * 64 * 256
-    assert experts["empty places"] == dense["layer"] / 4
-    with pytest.raises(ValueError, match=r"`kind` must be one of .*, got 'dense'"):
-        expert_models.multiply_adds("dense")

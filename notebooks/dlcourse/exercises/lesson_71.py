@@ -76,7 +76,7 @@ def only_bytes(shared_s, sizes, scheme, latency_s, bits_per_s):
 def step(shared_s, sizes, scheme, latency_s, bits_per_s):
     """Predict as the lesson does: 0.956 of the rate for data, and the bucket's first bytes."""
     total = sum(sizes)
-    messages = 2 * len(sizes) if scheme == "one by one" else 2
+    messages = {"one by one": 2 * len(sizes), "16 bits": 1, "top-k 1 %": 1}.get(scheme, 2)
     nbytes = {"16 bits": total / 2, "top-k 1 %": 0.02 * total, "every 8 steps": total / 8}
     burst = max(slow_links.SMALLEST_BURST, bits_per_s / 8 * slow_links.BURST_S)
     if scheme == "every 8 steps":
