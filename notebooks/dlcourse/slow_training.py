@@ -80,6 +80,16 @@ def shape() -> GPTShape:
     return GPTShape(LENGTH, _texts()[0].vocabulary, 192, layers=2)
 
 
+def shapes() -> list[tuple[int, ...]]:
+    """Return the shapes of the net's arrays, in their order."""
+    gpt, heads = shape(), (shape().heads, shape().key_value_heads)
+    width, hidden, head = gpt.width, gpt.hidden, gpt.width // gpt.heads
+    own, few = ((width, count, head) for count in heads)
+    attention = [(width,), own, few, few, (width, width)]
+    block = [*attention, (width,), (width, hidden), (width, hidden), (hidden, width)]
+    return [(gpt.vocabulary, width), *block * gpt.layers, (width,), (width, gpt.vocabulary)]
+
+
 class FlatGPT:
     """The net with all weights in one flat array, and gradients as such."""
 
@@ -87,7 +97,9 @@ class FlatGPT:
         import tensorflow as tf
 
         self.net = _build(0)
-        self.shapes = [tuple(each.shape) for each in self.net.trainable_variables]
+        self.shapes = shapes()
+        if self.shapes != [tuple(each.shape) for each in self.net.trainable_variables]:
+            raise AssertionError("`shapes` is not what the net has.")
         counts = [int(np.prod(each)) for each in self.shapes]
         self.ends, kept = np.cumsum(counts), self.net.non_trainable_variables
 
@@ -256,7 +268,7 @@ def message_nbytes(way: Way) -> list[int]:
     """Return the bytes that a rank of two passes to a collective, exchange by exchange."""
     scheme = way.make_scheme()
     if isinstance(scheme, DiLoCo):
-        arrays = [np.empty(each, np.float32) for each in net().shapes]
+        arrays = [np.empty(each, np.float32) for each in shapes()]
         return scheme.fragment_nbytes(arrays, 2)
     return [way.code().nbytes((shape().parameters,), 2)]
 
