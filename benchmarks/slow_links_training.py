@@ -1,18 +1,19 @@
 """Train a small GPT by several ways to exchange less, and time its steps on a box (lesson 94).
 
-    python benchmarks/slow_links_training.py choose [WAY ...]   # learning rates; once
-    python benchmarks/slow_links_training.py every              # other numbers of local steps
-    python benchmarks/slow_links_training.py train              # losses, in shared memory
-    python benchmarks/slow_links_training.py steps              # times, on two hosts in a box
-    python benchmarks/slow_links_training.py whole              # both at once, at 100 Mbit/s
+    python benchmarks/slow_links_training.py choose     # learning rates
+    python benchmarks/slow_links_training.py every      # other numbers of local steps
+    python benchmarks/slow_links_training.py train      # losses, in shared memory
+    python benchmarks/slow_links_training.py steps      # times, on two hosts in a box
+    python benchmarks/slow_links_training.py whole      # both at once, at 100 Mbit/s
 
-Writes `data/measured/slow_links_training.csv`; a part replaces its own rows and keeps the others:
+A part writes its rows of `data/measured/slow_links_training.csv` one by one and keeps the others;
+trainings in shared memory that are there already are not repeated, so a part may be interrupted.
 
-- `choose`: every way with each of `RATES`, the ways with outer steps also with each of
-  `OUTER_RATES`, with seed 10 alone. The best are noted in `dlcourse.slow_training.WAYS`.
+- `choose`: every way with each of `RATES`, the ways with outer steps also with each pair of
+  `OUTER`, with seed 10 alone. The best are noted in `dlcourse.slow_training.WAYS`.
 - `every`: two of them with fewer and more local steps, at the same rates, with seed 10.
-- `train`: every way at these rates with three other seeds: the held-out loss after every 32 steps,
-  and the bytes that a rank passes to collectives in a step. The link has no influence on them.
+- `train`: every way at its best rates with three other seeds: the held-out loss after every 32
+  steps, and the bytes that a rank passes to collectives in a step. The link does not change them.
 - `steps`: the time of a step (median and quartiles of rounds of 16 steps) over a link without a
   limit (0) and at three rates, ways in turns; as `model_ms` the prediction from the step without a
   limit, the bytes, and the links of `box.csv`. "waiting" is "streaming" where a rank waits for the
@@ -42,15 +43,15 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
 CHOOSING, SEEDS = 10, (0, 1, 2)
-RATES = (0.002, 0.004, 0.008, 0.016)
-OUTER_RATES = (0.3, 0.7, 1.0)
-EVERY = (4, 16, 64)
+RATES = (0.001, 0.002, 0.004)
+OUTER = ((0.3, 0.9), (0.7, 0.5), (1.0, 0.5))  # outer rates, each with a momentum
+EVERY = (4, 64)
 LINKS = (1e9, 3e8, 1e8)
 ROUNDS = {1e9: 2, 3e8: 1, 1e8: 1}  # of 16 steps, in each of two turns
 WHOLE = ("DiLoCo", "streaming", "top-k 1 %", "data parallel")
 COLUMNS = (
-    "part", "way", "every", "rate", "outer_rate", "seed", "mbit_per_s", "step", "loss_nats", "ms",
-    "low_ms", "high_ms", "model_ms", "nbytes_per_step",
+    "part", "way", "every", "rate", "outer_rate", "momentum", "seed", "mbit_per_s", "step",
+    "loss_nats", "ms", "low_ms", "high_ms", "model_ms", "nbytes_per_step",
 )  # fmt: skip
 
 
@@ -69,45 +70,57 @@ def row(part: str, way: str, **values: Any) -> dict[str, Any]:
     return found
 
 
-def settings(way: Way, seed: int) -> dict[str, Any]:
-    """Return the columns that say how a way was trained."""
-    return {"every": way.every, "rate": way.rate, "outer_rate": way.outer_rate or "", "seed": seed}
+def one(
+    cluster: Cluster, kept: list[dict], part: str, name: str, way: Way, seed: int
+) -> Iterator[dict]:
+    """Yield the rows of one training, those that are kept or new ones."""
+    outer = {"outer_rate": way.outer_rate or "", "momentum": way.momentum if way.outer_rate else ""}
+    about = {"every": way.every, "rate": way.rate} | outer | {"seed": seed}
+    wanted = ({"part": part, "way": name} | about).items()
+    there = [r for r in kept if wanted <= r.items()]
+    if there:
+        yield from there
+        return
+    run = cluster.run(train, way, seed)[0]
+    about["nbytes_per_step"] = run.sent_nbytes // slow_training.STEPS
+    looks = list(zip(run.look_at, run.loss_nats, strict=True))
+    for step, loss in looks if part == "train" else looks[-1:]:
+        yield row(part, name, **about, step=step, loss_nats=loss)
 
 
-def choose(ways: list[str]) -> Iterator[dict]:
+def choose(kept: list[dict]) -> Iterator[dict]:
     """Train each way once with each rate."""
     with Cluster(ranks=2, magics=False) as cluster:
-        for name in ways:
-            outer_rates = OUTER_RATES if WAYS[name].outer_rate else (0.0,)
-            for rate, outer in product(RATES, outer_rates):
-                way = replace(WAYS[name], rate=rate, outer_rate=outer)
-                run = cluster.run(train, way, CHOOSING)[0]
-                last = {"step": run.look_at[-1], "loss_nats": run.loss_nats[-1]}
-                yield row("choose", name, **settings(way, CHOOSING), **last)
+        for rate, (name, way) in product(RATES, WAYS.items()):
+            for outer, momentum in OUTER if way.outer_rate else ((0.0, 0.0),):
+                tried = replace(way, rate=rate, outer_rate=outer, momentum=momentum)
+                yield from one(cluster, kept, "choose", name, tried, CHOOSING)
 
 
-def every() -> Iterator[dict]:
+def best(kept: list[dict], name: str) -> Way:
+    """Return a way with the rates that were best in the choice."""
+    rows = [r for r in kept if (r["part"], r["way"]) == ("choose", name)]
+    found = min(rows, key=lambda r: float(r["loss_nats"]))
+    outer = {key: found[key] or 0.0 for key in ("outer_rate", "momentum")}
+    return replace(WAYS[name], rate=found["rate"], **outer)
+
+
+def every(kept: list[dict]) -> Iterator[dict]:
     """Train DiLoCo and plain local steps with more and fewer local steps."""
     with Cluster(ranks=2, magics=False) as cluster:
         for count, name in product(EVERY, ("DiLoCo", "local steps")):
-            way = replace(WAYS[name], every=count)
-            run = cluster.run(train, way, CHOOSING)[0]
-            last = {"step": run.look_at[-1], "loss_nats": run.loss_nats[-1]}
-            yield row("every", name, **settings(way, CHOOSING), **last)
+            way = replace(best(kept, name), every=count)
+            yield from one(cluster, kept, "every", name, way, CHOOSING)
 
 
-def trainings() -> Iterator[dict]:
+def trainings(kept: list[dict]) -> Iterator[dict]:
     """Train each way with its own rate and each seed."""
     with Cluster(ranks=2, magics=False) as cluster:
-        for seed, (name, way) in product(SEEDS, WAYS.items()):
-            run = cluster.run(train, name, seed)[0]
-            nbytes = run.sent_nbytes // slow_training.STEPS
-            for step, loss in zip(run.look_at, run.loss_nats, strict=True):
-                numbers = {"step": step, "loss_nats": loss, "nbytes_per_step": nbytes}
-                yield row("train", name, **settings(way, seed), **numbers)
+        for seed, name in product(SEEDS, WAYS):
+            yield from one(cluster, kept, "train", name, best(kept, name), seed)
 
 
-def steps() -> Iterator[dict]:
+def steps(kept: list[dict]) -> Iterator[dict]:
     """Time steps over a link without a limit, and over each link."""
 
     def timed(way: str, mbit: int, seconds: list[float], model_s: float) -> dict:
@@ -145,35 +158,35 @@ def whole(table: list[dict]) -> Iterator[dict]:
     """Train over a link of 100 Mbit/s from the first to the last step."""
     with box.hosts(2, LINKS[-1]) as hosts, Cluster(hosts=hosts) as cluster:
         for name in WHOLE:
-            runs = cluster.run(train, name, SEEDS[0])
+            runs = cluster.run(train, best(table, name), SEEDS[0])
             at = np.max([np.cumsum(run.step_s) for run in runs], axis=0)
             wanted = {"part": "steps", "way": name, "mbit_per_s": round(LINKS[-1] / 1e6)}
             (step_ms,) = [float(r["ms"]) for r in table if wanted.items() <= r.items()]
-            numbers = settings(WAYS[name], SEEDS[0]) | {"mbit_per_s": wanted["mbit_per_s"]}
+            numbers = {"seed": SEEDS[0], "mbit_per_s": wanted["mbit_per_s"]}
             at[-1] += max(run.finish_s for run in runs)
             for step, loss in zip(runs[0].look_at, runs[0].loss_nats, strict=True):
                 times = {"ms": 1e3 * float(at[step - 1]), "model_ms": step * step_ms}
                 yield row("whole", name, **numbers, step=step, loss_nats=loss, **times)
 
 
+PARTS = {"choose": choose, "every": every, "train": trainings, "steps": steps, "whole": whole}
+
+
 def main() -> None:
-    """Measure one part, and write the table."""
+    """Measure some parts, and write the table row by row."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("part", choices=("choose", "every", "train", "steps", "whole"))
-    options.add_argument("ways", nargs="*", help="for `choose`: only these, the others are kept")
-    chosen = options.parse_args()
+    options.add_argument("parts", nargs="+", choices=PARTS)
     there = (data_folder() / "measured" / "slow_links_training.csv").exists()
-    kept = measured.load("slow_links_training").rows if there else []
-    ways = chosen.ways or list(WAYS)
-    parts = {
-        "choose": lambda: choose(ways), "every": every, "train": trainings, "steps": steps,
-        "whole": lambda: whole(kept),
-    }  # fmt: skip
-    own = ways if chosen.part == "choose" else None
-    table = [r for r in kept if r["part"] != chosen.part or (own and r["way"] not in own)]
-    for one in parts[chosen.part]():
-        table.append(one)
-        measured.write("slow_links_training", table, (CHOOSING, *SEEDS))
+    table = measured.load("slow_links_training").rows if there else []
+    for part in options.parse_args().parts:
+        others, found = [r for r in table if r["part"] != part], []
+        for each in PARTS[part](table):
+            found.append(each)
+            left = [r for r in table if r["part"] == part and r not in found]
+            left = [] if part in ("steps", "whole") else left
+            measured.write("slow_links_training", others + found + left, (CHOOSING, *SEEDS))
+        measured.write("slow_links_training", others + found, (CHOOSING, *SEEDS))
+        table = measured.load("slow_links_training").rows
 
 
 if __name__ == "__main__":

@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
 LENGTH, WINDOWS, HELD_OUT = 32, 4, 128  # tokens of a window; windows of a rank, and held out
-STEPS, WARM_UP, LOOK_EVERY, DECAY = 384, 16, 32, 0.1
-EVERY, FRAGMENTS, TOP, MOMENTUM = 16, 4, 0.01, 0.9
+STEPS, WARM_UP, LOOK_EVERY, DECAY = 256, 16, 32, 0.1
+EVERY, FRAGMENTS, TOP = 16, 4, 0.01
 
 
 @dataclass(frozen=True)
 class Way:
-    """How ranks exchange: gradients in every `every`-th step, or weights by a scheme.
+    """How ranks exchange: gradients in every step, or weights in every `every`-th by a scheme.
 
-    `rate` is AdamW's, `outer_rate` that of the outer steps: the best of those that
-    `benchmarks/slow_links_training.py choose` tried.
+    `rate` is AdamW's, `outer_rate` and `momentum` are those of the outer steps: the best of those
+    that `benchmarks/slow_links_training.py choose` tried.
     """
 
     rate: float
@@ -48,24 +48,26 @@ class Way:
     code: Callable[[], Any] = compression.none
     scheme: Callable[..., LocalSGD] | None = None
     outer_rate: float = 0.0
+    momentum: float = 0.0
     fragments: int = 1
 
     def make_scheme(self) -> LocalSGD | None:
         """Return a new scheme, for one training."""
         if self.scheme is None:
             return None
-        return self.scheme(self.outer_rate) if self.outer_rate else self.scheme()
+        return self.scheme(self.outer_rate, self.momentum) if self.outer_rate else self.scheme()
 
 
-_streaming = partial(DiLoCo, momentum=MOMENTUM, fragments=FRAGMENTS, overlap=True)
+_streaming = partial(DiLoCo, fragments=FRAGMENTS, overlap=True)
 WAYS = {
-    "data parallel": Way(0.004),
-    "16 bits": Way(0.004, code=compression.bf16),
-    "top-k 1 %": Way(0.004, code=partial(compression.top_k, TOP)),
-    "accumulate": Way(0.004, EVERY),
-    "local steps": Way(0.004, EVERY, scheme=LocalSGD),
-    "DiLoCo": Way(0.004, EVERY, scheme=partial(DiLoCo, momentum=MOMENTUM), outer_rate=0.7),
-    "streaming": Way(0.004, EVERY, scheme=_streaming, outer_rate=0.7, fragments=FRAGMENTS),
+    "data parallel": Way(0.002),
+    "16 bits": Way(0.002, code=compression.bf16),
+    "top-k 1 %": Way(0.002, code=partial(compression.top_k, TOP)),
+    "local steps": Way(0.002, EVERY, scheme=LocalSGD),
+    "DiLoCo": Way(0.002, EVERY, scheme=DiLoCo, outer_rate=0.7, momentum=0.5),
+    "streaming": Way(
+        0.002, EVERY, scheme=_streaming, outer_rate=0.7, momentum=0.5, fragments=FRAGMENTS
+    ),
 }
 
 
@@ -199,10 +201,10 @@ def train(
             times are those of a device that leaves the core free, and the result is no training.
     """
     way = WAYS[require_known(way, WAYS, "way")] if isinstance(way, str) else way
-    gpt, run, updates = net(), Run(), 0
+    gpt, run = net(), Run()
     weights = gpt.initial(seed)
     arrays, state = gpt.views(weights), [np.zeros_like(weights) for _ in range(2)]
-    code, scheme, total = way.code(), way.make_scheme(), np.zeros_like(weights)
+    code, scheme = way.code(), way.make_scheme()
     if scheme:
         scheme.begin(arrays)
     own = gpt.gradient(weights, *batch(comm, seed, 0))  # traces the graph the first time
@@ -213,15 +215,9 @@ def train(
             own = gpt.gradient(weights, *batch(comm, seed, step))
         else:
             sleep(compute_s)
-        gradient = own if scheme else None
-        if scheme is None:
-            total += own
-            if step % way.every == 0:
-                gradient = code.allreduce(total / np.float32(way.every), comm, check=False)
-                total[:] = 0
-        if gradient is not None and compute_s is None:
-            updates += 1
-            adamw(weights, gradient, state, updates, way.rate * schedule(step, steps))
+        gradient = own if scheme else code.allreduce(own, comm, check=False)
+        if compute_s is None:
+            adamw(weights, gradient, state, step, way.rate * schedule(step, steps))
         if scheme and step % (way.every // way.fragments) == 0:
             scheme.synchronise(arrays, comm, step)
         run.step_s.append(perf_counter() - begin_s)
