@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
 CHOOSING, SEEDS = 10, (0, 1, 2)
-RATES = (0.001, 0.002, 0.004)
+RATES = (0.002, 0.001, 0.004)
 OUTER = ((0.3, 0.9), (0.7, 0.5), (1.0, 0.5))  # outer rates, each with a momentum
 EVERY = (4, 64)
 LINKS = (1e9, 3e8, 1e8)
