@@ -9,8 +9,9 @@
 A part writes its rows of `data/measured/slow_links_training.csv` one by one and keeps the others;
 trainings in shared memory that are there already are not repeated, so a part may be interrupted.
 
-- `choose`: every way with each of `RATES`, the ways with outer steps also with each pair of
-  `OUTER`, with seed 10 alone. The best are noted in `dlcourse.slow_training.WAYS`.
+- `choose`: every way with each of `RATES`, and with half or twice the better one, the next beyond it;
+  the ways with outer steps with each pair of `OUTER`, the last rate with the best pair. Seed 10
+  alone. The best are noted in `dlcourse.slow_training.WAYS`.
 - `every`: two of them with fewer and more local steps, at the same rates, with seed 10.
 - `train`: every way at its best rates with three other seeds: the held-out loss after every 32
   steps, and the bytes that a rank passes to collectives in a step. The link does not change them.
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
 CHOOSING, SEEDS = 10, (0, 1, 2)
-RATES = (0.002, 0.001, 0.004)
+RATES = (0.001, 0.002)
 OUTER = ((0.3, 0.9), (0.7, 0.5), (1.0, 0.5))  # outer rates, each with a momentum
 EVERY = (4, 64)
 LINKS = (1e9, 3e8, 1e8)
@@ -89,20 +90,28 @@ def one(
 
 
 def choose(kept: list[dict]) -> Iterator[dict]:
-    """Train each way once with each rate."""
+    """Train each way once with each rate, then with one beyond the better of them."""
+    found: list[dict] = []
     with Cluster(ranks=2, magics=False) as cluster:
         for rate, (name, way) in product(RATES, WAYS.items()):
             for outer, momentum in OUTER if way.outer_rate else ((0.0, 0.0),):
                 tried = replace(way, rate=rate, outer_rate=outer, momentum=momentum)
-                yield from one(cluster, kept, "choose", name, tried, CHOOSING)
+                for each in one(cluster, kept, "choose", name, tried, CHOOSING):
+                    found.append(each)
+                    yield each
+        for name in WAYS:
+            way = best(found, name)
+            beyond = way.rate * 2 if way.rate == max(RATES) else way.rate / 2
+            tried = replace(way, rate=beyond)
+            yield from one(cluster, kept, "choose", name, tried, CHOOSING)
 
 
-def best(kept: list[dict], name: str) -> Way:
+def best(rows: list[dict], name: str) -> Way:
     """Return a way with the rates that were best in the choice."""
-    rows = [r for r in kept if (r["part"], r["way"]) == ("choose", name)]
+    rows = [r for r in rows if (r["part"], r["way"]) == ("choose", name)]
     found = min(rows, key=lambda r: float(r["loss_nats"]))
-    outer = {key: found[key] or 0.0 for key in ("outer_rate", "momentum")}
-    return replace(WAYS[name], rate=found["rate"], **outer)
+    outer = {key: float(found[key] or 0) for key in ("outer_rate", "momentum")}
+    return replace(WAYS[name], rate=float(found["rate"]), **outer)
 
 
 def every(kept: list[dict]) -> Iterator[dict]:
