@@ -9,9 +9,9 @@
 A part writes its rows of `data/measured/slow_links_training.csv` one by one and keeps the others;
 trainings in shared memory that are there already are not repeated, so a part may be interrupted.
 
-- `choose`: every way with each of `RATES`, and with half or twice the better one, the next beyond it;
-  the ways with outer steps with each pair of `OUTER`, the last rate with the best pair. Seed 10
-  alone. The best are noted in `dlcourse.slow_training.WAYS`.
+- `choose`: every way with each of `RATES`, and with the next one beyond the better of them (half or
+  twice); the ways with outer steps with each pair of `OUTER`, the last rate with the best pair.
+  Seed 10 alone. The best are noted in `dlcourse.slow_training.WAYS`.
 - `every`: two of them with fewer and more local steps, at the same rates, with seed 10.
 - `train`: every way at its best rates with three other seeds: the held-out loss after every 32
   steps, and the bytes that a rank passes to collectives in a step. The link does not change them.
