@@ -2,6 +2,7 @@
 
     python benchmarks/slow_links_training.py choose     # learning rates
     python benchmarks/slow_links_training.py every      # other numbers of local steps
+    python benchmarks/slow_links_training.py longer     # twice as many steps
     python benchmarks/slow_links_training.py train      # losses, in shared memory
     python benchmarks/slow_links_training.py steps      # times, on two hosts in a box
     python benchmarks/slow_links_training.py whole      # both at once, at 100 Mbit/s
@@ -13,6 +14,7 @@ trainings in shared memory that are there already are not repeated, so a part ma
   twice); the ways with outer steps with each pair of `OUTER`, the last rate with the best pair.
   Seed 10 alone. The best are noted in `dlcourse.slow_training.WAYS`.
 - `every`: two of them with fewer and more local steps, at the same rates, with seed 10.
+- `longer`: three of them for twice as many steps, at the same rates, with three other seeds.
 - `train`: every way at its best rates with three other seeds: the held-out loss after every 32
   steps, and the bytes that a rank passes to collectives in a step. The link does not change them.
 - `steps`: the time of a step (median and quartiles of rounds of 16 steps) over a link without a
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
 CHOOSING, SEEDS = 10, (0, 1, 2)
 RATES = (0.001, 0.002)
 OUTER = ((0.3, 0.9), (0.7, 0.5), (1.0, 0.5))  # outer rates, each with a momentum
-EVERY = (4, 64)
+EVERY = (4, 8, 64)
 LINKS = (1e9, 3e8, 1e8)
 ROUNDS = {1e9: 2, 3e8: 1, 1e8: 1}  # of 16 steps, in each of two turns
 WHOLE = ("DiLoCo", "streaming", "top-k 1 %", "data parallel")
@@ -56,9 +58,9 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def train(comm: Comm, way: str | Way, seed: int) -> Run:
+def train(comm: Comm, way: str | Way, seed: int, steps: int = slow_training.STEPS) -> Run:
     """Train on all ranks."""
-    run = slow_training.train(comm, way, seed)
+    run = slow_training.train(comm, way, seed, steps)
     run.weights = None  # too many bytes to send back
     return run
 
@@ -72,7 +74,13 @@ def row(part: str, way: str, **values: Any) -> dict[str, Any]:
 
 
 def one(
-    cluster: Cluster, kept: list[dict], part: str, name: str, way: Way, seed: int
+    cluster: Cluster,
+    kept: list[dict],
+    part: str,
+    name: str,
+    way: Way,
+    seed: int,
+    steps: int = slow_training.STEPS,
 ) -> Iterator[dict]:
     """Yield the rows of one training, those that are kept or new ones."""
     outer = {"outer_rate": way.outer_rate or "", "momentum": way.momentum if way.outer_rate else ""}
@@ -82,8 +90,8 @@ def one(
     if there:
         yield from there
         return
-    run = cluster.run(train, way, seed)[0]
-    about["nbytes_per_step"] = run.sent_nbytes // slow_training.STEPS
+    run = cluster.run(train, way, seed, steps)[0]
+    about["nbytes_per_step"] = run.sent_nbytes // steps
     looks = list(zip(run.look_at, run.loss_nats, strict=True))
     for step, loss in looks if part == "train" else looks[-1:]:
         yield row(part, name, **about, step=step, loss_nats=loss)
@@ -127,6 +135,14 @@ def trainings(kept: list[dict]) -> Iterator[dict]:
     with Cluster(ranks=2, magics=False) as cluster:
         for seed, name in product(SEEDS, WAYS):
             yield from one(cluster, kept, "train", name, best(kept, name), seed)
+
+
+def longer(kept: list[dict]) -> Iterator[dict]:
+    """Train three ways at the same rates for twice as many steps."""
+    with Cluster(ranks=2, magics=False) as cluster:
+        for seed, name in product(SEEDS, ("data parallel", "local steps", "DiLoCo")):
+            steps = 2 * slow_training.STEPS
+            yield from one(cluster, kept, "longer", name, best(kept, name), seed, steps)
 
 
 def steps(kept: list[dict]) -> Iterator[dict]:
@@ -178,7 +194,10 @@ def whole(table: list[dict]) -> Iterator[dict]:
                 yield row("whole", name, **numbers, step=step, loss_nats=loss, **times)
 
 
-PARTS = {"choose": choose, "every": every, "train": trainings, "steps": steps, "whole": whole}
+PARTS = {
+    "choose": choose, "every": every, "longer": longer, "train": trainings, "steps": steps,
+    "whole": whole,
+}  # fmt: skip
 
 
 def main() -> None:

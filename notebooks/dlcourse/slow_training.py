@@ -60,13 +60,13 @@ class Way:
 
 _streaming = partial(DiLoCo, fragments=FRAGMENTS, overlap=True)
 WAYS = {
-    "data parallel": Way(0.002),
-    "16 bits": Way(0.002, code=compression.bf16),
+    "data parallel": Way(0.001),
+    "16 bits": Way(0.001, code=compression.bf16),
     "top-k 1 %": Way(0.002, code=partial(compression.top_k, TOP)),
-    "local steps": Way(0.002, EVERY, scheme=LocalSGD),
-    "DiLoCo": Way(0.002, EVERY, scheme=DiLoCo, outer_rate=0.7, momentum=0.5),
+    "local steps": Way(0.001, EVERY, scheme=LocalSGD),
+    "DiLoCo": Way(0.001, EVERY, scheme=DiLoCo, outer_rate=0.7, momentum=0.5),
     "streaming": Way(
-        0.002, EVERY, scheme=_streaming, outer_rate=0.7, momentum=0.5, fragments=FRAGMENTS
+        0.001, EVERY, scheme=_streaming, outer_rate=0.3, momentum=0.9, fragments=FRAGMENTS
     ),
 }
 
