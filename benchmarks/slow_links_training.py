@@ -14,7 +14,7 @@ trainings in shared memory that are there already are not repeated, so a part ma
   twice); the ways with outer steps with each pair of `OUTER`, the last rate with the best pair.
   Seed 10 alone. The best are noted in `dlcourse.slow_training.WAYS`.
 - `every`: two of them with fewer and more local steps, at the same rates, with seed 10.
-- `longer`: three of them for twice as many steps, at the same rates, with three other seeds.
+- `longer`: DiLoCo and data parallel for twice as many steps, at the same rates, with three other seeds.
 - `train`: every way at its best rates with three other seeds: the held-out loss after every 32
   steps, and the bytes that a rank passes to collectives in a step. The link does not change them.
 - `steps`: the time of a step (median and quartiles of rounds of 16 steps) over a link without a
@@ -51,7 +51,7 @@ OUTER = ((0.3, 0.9), (0.7, 0.5), (1.0, 0.5))  # outer rates, each with a momentu
 EVERY = (4, 8, 64)
 LINKS = (1e9, 3e8, 1e8)
 ROUNDS = {1e9: 2, 3e8: 1, 1e8: 1}  # of 16 steps, in each of two turns
-WHOLE = ("DiLoCo", "streaming", "top-k 1 %", "data parallel")
+WHOLE = ("DiLoCo", "streaming", "data parallel")
 COLUMNS = (
     "part", "way", "every", "rate", "outer_rate", "momentum", "seed", "mbit_per_s", "step",
     "loss_nats", "ms", "low_ms", "high_ms", "model_ms", "nbytes_per_step",
@@ -138,9 +138,9 @@ def trainings(kept: list[dict]) -> Iterator[dict]:
 
 
 def longer(kept: list[dict]) -> Iterator[dict]:
-    """Train three ways at the same rates for twice as many steps."""
+    """Train DiLoCo and data parallel at the same rates for twice as many steps."""
     with Cluster(ranks=2, magics=False) as cluster:
-        for seed, name in product(SEEDS, ("data parallel", "local steps", "DiLoCo")):
+        for seed, name in product(SEEDS, ("data parallel", "DiLoCo")):
             steps = 2 * slow_training.STEPS
             yield from one(cluster, kept, "longer", name, best(kept, name), seed, steps)
 
