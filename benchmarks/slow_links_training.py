@@ -14,7 +14,7 @@ trainings in shared memory that are there already are not repeated, so a part ma
   twice); the ways with outer steps with each pair of `OUTER`, the last rate with the best pair.
   Seed 10 alone. The best are noted in `dlcourse.slow_training.WAYS`.
 - `every`: two of them with fewer and more local steps, at the same rates, with seed 10.
-- `longer`: DiLoCo and data parallel for twice as many steps, at the same rates, with three other seeds.
+- `longer`: DiLoCo and data parallel for twice as many steps, at the same rates, three other seeds.
 - `train`: every way at its best rates with three other seeds: the held-out loss after every 32
   steps, and the bytes that a rank passes to collectives in a step. The link does not change them.
 - `steps`: the time of a step (median and quartiles of rounds of 16 steps) over a link without a
