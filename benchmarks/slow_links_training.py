@@ -4,6 +4,7 @@
     python benchmarks/slow_links_training.py every      # other numbers of local steps
     python benchmarks/slow_links_training.py longer     # twice as many steps
     python benchmarks/slow_links_training.py train      # losses, in shared memory
+    python benchmarks/slow_links_training.py rarer      # DiLoCo with 64 local steps
     python benchmarks/slow_links_training.py steps      # times, on two hosts in a box
     python benchmarks/slow_links_training.py whole      # both at once, at 100 Mbit/s
 
@@ -17,10 +18,11 @@ trainings in shared memory that are there already are not repeated, so a part ma
 - `longer`: DiLoCo and data parallel for twice as many steps, at the same rates, three other seeds.
 - `train`: every way at its best rates with three other seeds: the held-out loss after every 32
   steps, and the bytes that a rank passes to collectives in a step. The link does not change them.
-- `steps`: the time of a step (median and quartiles of rounds of 16 steps) over a link without a
-  limit (0) and at three rates, ways in turns; as `model_ms` the prediction from the step without a
-  limit, the bytes, and the links of `box.csv`. "waiting" is "streaming" where a rank waits for the
-  time of its computing, with its core free.
+- `rarer`: DiLoCo with 64 local steps, the rates chosen for 16: losses, and steps at 100 Mbit/s.
+- `steps`: the time of a step (median and quartiles of rounds of 16 steps, one in each turn) over a
+  link without a limit (0) and at three rates, rates and ways in turns; as `model_ms` the prediction
+  from the step without a limit, the bytes, and the links of `box.csv`. "waiting" is "streaming"
+  where a rank waits for the time of its computing, with its core free.
 - `whole`: trainings over the link from the first to the last step, the time until each look, and as
   `model_ms` the number of steps times the time of a step.
 
@@ -51,7 +53,7 @@ RATES = (0.001, 0.002)
 OUTER = ((0.3, 0.9), (0.7, 0.5), (1.0, 0.5))  # outer rates, each with a momentum
 EVERY = (4, 8, 64)
 LINKS = (1e9, 3e8, 1e8)
-ROUNDS = {1e9: 2, 3e8: 1, 1e8: 1}  # of 16 steps, in each of two turns
+TURNS = 2
 WHOLE = ("DiLoCo", "streaming", "data parallel")
 COLUMNS = (
     "part", "way", "every", "rate", "outer_rate", "momentum", "seed", "mbit_per_s", "step",
@@ -94,7 +96,7 @@ def one(
     run = cluster.run(train, way, seed, steps)[0]
     about["nbytes_per_step"] = run.sent_nbytes // steps
     looks = list(zip(run.look_at, run.loss_nats, strict=True))
-    for step, loss in looks if part == "train" else looks[-1:]:
+    for step, loss in looks if part in ("train", "rarer") else looks[-1:]:
         yield row(part, name, **about, step=step, loss_nats=loss)
 
 
@@ -146,38 +148,41 @@ def longer(kept: list[dict]) -> Iterator[dict]:
             yield from one(cluster, kept, "longer", name, best(kept, name), seed, steps)
 
 
+def rarer(kept: list[dict]) -> Iterator[dict]:
+    """Train DiLoCo with most local steps and all seeds, and time its steps at 100 Mbit/s."""
+    way, bits_per_s = replace(best(kept, "DiLoCo"), every=EVERY[-1]), LINKS[-1]
+    with Cluster(ranks=2, magics=False) as cluster:
+        for seed in SEEDS:
+            yield from one(cluster, kept, "rarer", "DiLoCo", way, seed)
+    with box.hosts(2, bits_per_s) as hosts, Cluster(hosts=hosts) as cluster:
+        seconds, _ = cluster.run(slow_training.rounds, way, 2, None, way.every)[0]
+    times = {"ms": 1e3 * float(np.median(seconds)), "mbit_per_s": round(bits_per_s / 1e6)}
+    yield row("rarer", "DiLoCo", every=way.every, step=len(seconds), **times)
+
+
 def steps(kept: list[dict]) -> Iterator[dict]:
     """Time steps over a link without a limit, and over each link."""
-
-    def timed(way: str, mbit: int, seconds: list[float], model_s: float) -> dict:
-        low, middle, high = 1e3 * np.quantile(seconds, (0.25, 0.5, 0.75))
-        times = {"ms": float(middle), "low_ms": float(low), "high_ms": float(high)}
-        return row(
-            "steps", way, mbit_per_s=mbit, step=len(seconds), **times, model_ms=1e3 * model_s
-        )
-
-    links, free = slow_links.links_of(measured.load("box")), {}
+    links, found = slow_links.links_of(measured.load("box")), {}
     with box.hosts(2, None) as hosts, Cluster(hosts=hosts) as cluster:
         compute_s = cluster.run(slow_training.computing)[0]
-        yield timed("computing", 0, [compute_s], compute_s)
-        for name in WAYS:
-            seconds = cluster.run(slow_training.rounds, name, 4)[0][0]
-            free[name] = float(np.median(seconds))
-            yield timed(name, 0, seconds, free[name])
-        free["waiting"] = compute_s
-        for bits_per_s in LINKS:
+        jobs = {name: (name, 1, None) for name in WAYS} | {"waiting": ("streaming", 1, compute_s)}
+        for _, bits_per_s in product(range(TURNS), (None, *LINKS)):
             hosts.rate(bits_per_s)
-            found = {}
-            for _ in range(2):  # a disturbance hits all ways alike
-                for name in free:
-                    job = ("streaming", compute_s) if name == "waiting" else (name, None)
-                    few = ROUNDS[bits_per_s]
-                    some, _ = cluster.run(slow_training.rounds, job[0], few, job[1])[0]
-                    found.setdefault(name, []).extend(some)
-            for name, seconds in found.items():
-                way = "streaming" if name == "waiting" else name
-                model_s = slow_training.predict(way, free[name], links[bits_per_s])
-                yield timed(name, round(bits_per_s / 1e6), seconds, model_s)
+            for name, job in jobs.items():  # in turns: a disturbance hits all alike
+                some, _ = cluster.run(slow_training.rounds, *job)[0]
+                found.setdefault((name, bits_per_s), []).extend(some)
+                print(name, bits_per_s, some, flush=True)
+    found["computing", None] = [compute_s]
+    for (name, bits_per_s), seconds in found.items():
+        model_s = float(np.median(found[name, None]))
+        if bits_per_s:
+            way = "streaming" if name == "waiting" else name
+            model_s = slow_training.predict(way, model_s, links[bits_per_s])
+        low, middle, high = 1e3 * np.quantile(seconds, (0.25, 0.5, 0.75))
+        times = {"ms": float(middle), "low_ms": float(low), "high_ms": float(high)}
+        times["model_ms"] = 1e3 * model_s
+        mbit = round((bits_per_s or 0) / 1e6)
+        yield row("steps", name, mbit_per_s=mbit, step=len(seconds), **times)
 
 
 def whole(table: list[dict]) -> Iterator[dict]:
@@ -196,8 +201,8 @@ def whole(table: list[dict]) -> Iterator[dict]:
 
 
 PARTS = {
-    "choose": choose, "every": every, "longer": longer, "train": trainings, "steps": steps,
-    "whole": whole,
+    "choose": choose, "every": every, "longer": longer, "train": trainings, "rarer": rarer,
+    "steps": steps, "whole": whole,
 }  # fmt: skip
 
 

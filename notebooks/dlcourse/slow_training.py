@@ -247,16 +247,20 @@ def computing(comm: Comm) -> float:
 
 
 def rounds(
-    comm: Comm, way: str, count: int = 1, compute_s: float | None = None
+    comm: Comm,
+    way: str | Way,
+    count: int = 1,
+    compute_s: float | None = None,
+    length: int = EVERY,
 ) -> tuple[list[float], int]:
-    """Time some rounds of `EVERY` steps, after one that does not count; collective.
+    """Time some rounds of `length` steps, after one that does not count; collective.
 
     Returns:
         the time of a step (s), the mean of each round, of the slowest rank; the bytes that a rank
         passed to collectives in all rounds.
     """
-    run = train(comm, way, steps=(count + 1) * EVERY, look_every=0, compute_s=compute_s)
-    mine = np.reshape(run.step_s, (-1, EVERY)).mean(axis=1)
+    run = train(comm, way, steps=(count + 1) * length, look_every=0, compute_s=compute_s)
+    mine = np.reshape(run.step_s, (-1, length)).mean(axis=1)
     return np.max(comm.allgather(mine), axis=0)[1:].tolist(), run.sent_nbytes
 
 
