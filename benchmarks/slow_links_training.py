@@ -3,6 +3,7 @@
     python benchmarks/slow_links_training.py choose     # learning rates
     python benchmarks/slow_links_training.py every      # other numbers of local steps
     python benchmarks/slow_links_training.py longer     # twice as many steps
+    python benchmarks/slow_links_training.py larger     # four times the batch
     python benchmarks/slow_links_training.py train      # losses, in shared memory
     python benchmarks/slow_links_training.py rarer      # DiLoCo with 64 local steps
     python benchmarks/slow_links_training.py steps      # times, on two hosts in a box
@@ -16,6 +17,7 @@ trainings in shared memory that are there already are not repeated, so a part ma
   Seed 10 alone. The best are noted in `dlcourse.slow_training.WAYS`.
 - `every`: two of them with fewer and more local steps, at the same rates, with seed 10.
 - `longer`: DiLoCo and data parallel for twice as many steps, at the same rates, three other seeds.
+- `larger`: three ways with four times the batch, at the same rates, with seed 10.
 - `train`: every way at its best rates with three other seeds: the held-out loss after every 32
   steps, and the bytes that a rank passes to collectives in a step. The link does not change them.
 - `rarer`: DiLoCo with 64 local steps, the rates chosen for 16: losses, and steps at 100 Mbit/s.
@@ -61,9 +63,15 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def train(comm: Comm, way: str | Way, seed: int, steps: int = slow_training.STEPS) -> Run:
+def train(
+    comm: Comm,
+    way: str | Way,
+    seed: int,
+    steps: int = slow_training.STEPS,
+    windows: int = slow_training.WINDOWS,
+) -> Run:
     """Train on all ranks."""
-    run = slow_training.train(comm, way, seed, steps)
+    run = slow_training.train(comm, way, seed, steps, windows=windows)
     run.weights = None  # too many bytes to send back
     return run
 
@@ -84,6 +92,7 @@ def one(
     way: Way,
     seed: int,
     steps: int = slow_training.STEPS,
+    windows: int = slow_training.WINDOWS,
 ) -> Iterator[dict]:
     """Yield the rows of one training, those that are kept or new ones."""
     outer = {"outer_rate": way.outer_rate or "", "momentum": way.momentum if way.outer_rate else ""}
@@ -93,7 +102,7 @@ def one(
     if there:
         yield from there
         return
-    run = cluster.run(train, way, seed, steps)[0]
+    run = cluster.run(train, way, seed, steps, windows)[0]
     about["nbytes_per_step"] = run.sent_nbytes // steps
     looks = list(zip(run.look_at, run.loss_nats, strict=True))
     for step, loss in looks if part in ("train", "rarer") else looks[-1:]:
@@ -146,6 +155,16 @@ def longer(kept: list[dict]) -> Iterator[dict]:
         for seed, name in product(SEEDS, ("data parallel", "DiLoCo")):
             steps = 2 * slow_training.STEPS
             yield from one(cluster, kept, "longer", name, best(kept, name), seed, steps)
+
+
+def larger(kept: list[dict]) -> Iterator[dict]:
+    """Train with four times as many windows in a step, at the same rates."""
+    with Cluster(ranks=2, magics=False) as cluster:
+        for name in ("data parallel", "local steps", "DiLoCo"):
+            windows = 4 * slow_training.WINDOWS
+            yield from one(
+                cluster, kept, "larger", name, best(kept, name), CHOOSING, windows=windows
+            )
 
 
 def rarer(kept: list[dict]) -> Iterator[dict]:
@@ -201,8 +220,8 @@ def whole(table: list[dict]) -> Iterator[dict]:
 
 
 PARTS = {
-    "choose": choose, "every": every, "longer": longer, "train": trainings, "rarer": rarer,
-    "steps": steps, "whole": whole,
+    "choose": choose, "every": every, "longer": longer, "larger": larger, "train": trainings,
+    "rarer": rarer, "steps": steps, "whole": whole,
 }  # fmt: skip
 
 

@@ -153,9 +153,11 @@ def net() -> FlatGPT:
     return FlatGPT()
 
 
-def batch(comm: Comm, seed: int, step: int) -> tuple[np.ndarray, np.ndarray]:
+def batch(
+    comm: Comm, seed: int, step: int, windows: int = WINDOWS
+) -> tuple[np.ndarray, np.ndarray]:
     """Return this rank's windows of a step, and what follows each token."""
-    inputs, labels = _texts()[0].windows(LENGTH, WINDOWS * comm.size, seed, step)
+    inputs, labels = _texts()[0].windows(LENGTH, windows * comm.size, seed, step)
     own = slice(comm.rank, None, comm.size)
     return inputs[own], labels[own]
 
@@ -191,6 +193,7 @@ def train(
     steps: int = STEPS,
     look_every: int = LOOK_EVERY,
     compute_s: float | None = None,
+    windows: int = WINDOWS,
 ) -> Run:
     """Train one net by one way; collective.
 
@@ -199,6 +202,7 @@ def train(
             measures none.
         compute_s: what a rank waits in place of computing a step (s); None computes. With it the
             times are those of a device that leaves the core free, and the result is no training.
+        windows: of a rank in each step.
     """
     way = WAYS[require_known(way, WAYS, "way")] if isinstance(way, str) else way
     gpt, run = net(), Run()
@@ -207,12 +211,12 @@ def train(
     code, scheme = way.code(), way.make_scheme()
     if scheme:
         scheme.begin(arrays)
-    own = gpt.gradient(weights, *batch(comm, seed, 0))  # traces the graph the first time
+    own = gpt.gradient(weights, *batch(comm, seed, 0, windows))  # traces the graph the first time
     comm.Barrier()
     for step in range(1, steps + 1):
         begin_s = perf_counter()
         if compute_s is None:
-            own = gpt.gradient(weights, *batch(comm, seed, step))
+            own = gpt.gradient(weights, *batch(comm, seed, step, windows))
         else:
             sleep(compute_s)
         gradient = own if scheme else code.allreduce(own, comm, check=False)
