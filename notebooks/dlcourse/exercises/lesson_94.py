@@ -1,0 +1,218 @@
+"""Exercises of lesson 94: an outer step, gains, hiding, four bits on ranks, a better outer step."""
+
+from functools import cache, partial
+
+import numpy as np
+
+from dlcourse.exercises.compare import brief
+from dlcourse.exercises.engine import Exercise, NotAnswered, WrongAnswer
+
+# --- one outer step ------------------------------------------------------------------------------
+
+
+def outer_step(
+    model, velocity, local, rate, momentum, sign=1, reduce=np.mean, ahead=True, of_rate=False
+):
+    change = sign * (model - reduce(local, axis=0))
+    if of_rate:
+        velocity = momentum * velocity + rate * change
+        return model - (rate * change + momentum * velocity), velocity
+    velocity = momentum * velocity + change
+    step = change + momentum * velocity if ahead else velocity
+    return model - rate * step, velocity
+
+
+def outer_cases():
+    random = np.random.default_rng(94)
+    for workers, rate, momentum in ((2, 0.7, 0.9), (3, 1.0, 0.0), (4, 0.4, 0.5)):
+        model, velocity = random.normal(size=(2, 5))
+        local = [model + 0.1 * random.normal(size=5) for _ in range(workers)]
+        yield model, velocity, local, rate, momentum
+
+
+# --- what fewer exchanges gain -------------------------------------------------------------------
+
+
+def gain(compute_s, nbytes, bits_per_s, every, bits=8, divide=True, limit=1):
+    exchange_s = bits * nbytes / bits_per_s
+    whole = compute_s + exchange_s
+    rare = compute_s + (exchange_s / every if divide else exchange_s)
+    return whole / rare, (whole / compute_s if limit else float(every))
+
+
+# --- when streaming hides ------------------------------------------------------------------------
+
+
+def hiding_rate(fragments, every, compute_s, bits=8, window="its own", which=max):
+    steps = {"its own": every / len(fragments), "all": every, "one": 1}[window]
+    return bits * which(fragments) / (steps * compute_s)
+
+
+# --- four bits, on ranks -------------------------------------------------------------------------
+
+
+def four_bits(comm, change, levels=7):
+    scale = np.abs(change).max() / levels
+    codes = np.rint(change / scale).astype(np.int8) if scale else np.zeros(change.size, np.int8)
+    pairs = comm.allgather((scale, codes))
+    mean = sum(each * own for each, own in pairs) / comm.size
+    return mean, (change.size + 1) // 2 + 8
+
+
+def four_bits_cases(ranks):
+    """Changes whose largest value differs by rank, one of them all zeros, an odd size."""
+    random = np.random.default_rng(4)
+    sizes = [(1 + rank) * random.normal(size=9) for rank in range(ranks)]
+    zeros = [np.zeros(4) if rank else random.normal(size=4) for rank in range(ranks)]
+    return [[(each,) for each in case] for case in (sizes, zeros)]
+
+
+def four_bits_serial(inputs, levels=7, own_scale=True, mean=True, whole_bytes=False, floor=False):
+    changes = [each for (each,) in inputs]
+    scales = [np.abs(each).max() / levels for each in changes]
+    if not own_scale:
+        scales = [scales[0]] * len(scales)
+    total = 0
+    for change, scale in zip(changes, scales, strict=True):
+        rounded = np.trunc if floor else np.rint
+        total = total + (scale * rounded(change / scale) if scale else np.zeros(change.size))
+    size = changes[0].size
+    nbytes = size + 8 if whole_bytes else (size + 1) // 2 + 8
+    return [(total / (len(changes) if mean else 1), nbytes)] * len(changes)
+
+
+# --- the open task -------------------------------------------------------------------------------
+
+ROUNDS, LOCAL, WORKERS, SIZE = 24, 8, 4, 40
+GRID = [(z, m) for z in (0.4, 0.7, 1.0, 1.4) for m in (0.0, 0.3, 0.6, 0.8, 0.9)]
+
+
+def rounds_of(step, seed, condition):
+    """Train noisy quadratics on workers with optima of their own; return the loss at the end."""
+    random = np.random.default_rng([94, seed])
+    slopes = np.geomspace(1 / condition, 1, SIZE)
+    apart = random.normal(size=(WORKERS, SIZE))
+    optima = apart - apart.mean(axis=0)  # around 0, the optimum of all
+    model, state = random.normal(size=SIZE) * 3, {}
+    for number in range(ROUNDS):
+        local = np.tile(model, (WORKERS, 1))
+        for _ in range(LOCAL):
+            noise = 0.3 * random.normal(size=local.shape)
+            local -= 0.2 * (slopes * (local - optima) + noise)
+        model = step(model.copy(), local.mean(axis=0), state, number)
+        if model is ...:
+            raise NotAnswered
+        good = isinstance(model, np.ndarray) and model.shape == (SIZE,)
+        if not good:
+            raise WrongAnswer(f"Expected: an array of {SIZE} values, got {brief(model)}.")
+    return float(np.sum(slopes * model**2) / 2)
+
+
+PROBLEMS = [(seed, condition) for seed in range(4) for condition in (30, 300)]
+
+
+def nesterov(rate, momentum):
+    def step(model, mean, state, number):
+        change = model - mean
+        state["v"] = momentum * state.get("v", 0) + change
+        return model - rate * (change + momentum * state["v"])
+
+    return step
+
+
+def average(model, mean, state, number):
+    return mean
+
+
+def better_outer_step(model, mean, state, number):
+    """Nesterov momentum for most rounds; at the end the mean alone, which has least noise."""
+    return nesterov(0.7, 0.8 if number < ROUNDS - 4 else 0.3)(model, mean, state, number)
+
+
+def losses_of(step):
+    return np.array([rounds_of(step, *problem) for problem in PROBLEMS])
+
+
+@cache
+def best_losses():
+    """Return of each problem the least loss that one rate and one momentum of the grid reach."""
+    return np.min([losses_of(nesterov(*pair)) for pair in GRID], axis=0)
+
+
+def outer_score(answer, cluster=None):
+    """Geometric mean of the grid's least losses over the answer's."""
+    return float(np.exp(np.mean(np.log(best_losses() / losses_of(answer)))))
+
+
+def check_outer(answer):
+    losses = losses_of(answer)
+    if not np.isfinite(losses).all():
+        raise WrongAnswer("The loss is not finite at the end. Are the steps too large?")
+    if np.exp(np.mean(np.log(losses / losses_of(average)))) > 0.95:
+        raise WrongAnswer("Not better than the mean of the weights. What does momentum add?")
+
+
+EXERCISES = {
+    "94-1": Exercise(
+        outer_step, cases=outer_cases,
+        hint="D = model - mean of the local weights; V = m V + D; the model moves by D + m V.",
+        mistakes={
+            "The outer gradient points from the new weights to the old ones: it is subtracted.":
+                partial(outer_step, sign=-1),
+            "The mean over the workers, not their sum.": partial(outer_step, reduce=np.sum),
+            "Nesterov looks ahead: the step is D + m V, with the new V.":
+                partial(outer_step, ahead=False),
+            "The rate multiplies the whole step once; the momentum holds changes without it.":
+                partial(outer_step, of_rate=True),
+        },
+        remark="With momentum 0 and rate 1 the model becomes the mean of the local weights."),
+    "94-2": Exercise(
+        gain,
+        cases=[(0.02, 3.4e6, 1e8, 16), (0.02, 3.4e6, 1e9, 16), (0.1, 4e9, 1e9, 500),
+               (0.05, 1e6, 1e9, 1)],
+        hint="(computing + exchange) / (computing + exchange / H); then let H grow.",
+        mistakes={
+            "Bytes have 8 bits.": partial(gain, bits=1),
+            "One exchange is shared by H steps.": partial(gain, divide=False),
+            "For very large H only computing is left: the limit is not H.":
+                partial(gain, limit=0),
+        },
+        remark="Near the limit more local steps gain nothing, and may still cost loss."),
+    "94-3": Exercise(
+        hiding_rate,
+        cases=[([850_000] * 4, 16, 0.02), ([300_000, 900_000, 600_000], 30, 0.01),
+               ([4e9], 100, 1.0)],
+        hint="A fragment has the steps until the next one begins: H / P of them.",
+        mistakes={
+            "Bytes have 8 bits.": partial(hiding_rate, bits=1),
+            "The next fragment begins after H / P steps, not after H.":
+                partial(hiding_rate, window="all"),
+            "A fragment may travel for H / P steps, not for one.":
+                partial(hiding_rate, window="one"),
+            "Every fragment must arrive in time, also the largest.":
+                partial(hiding_rate, which=min),
+        },
+        remark="Fragments of equal size need the rate of one exchange spread over all H steps."),
+    "94-4": Exercise(
+        four_bits, ranks=(2, 3), cases=four_bits_cases, serial=four_bits_serial,
+        hint="Each rank sends its scale and its codes; every rank decodes all and takes the mean.",
+        mistakes={
+            "Each rank has its own scale, which travels with the codes.":
+                partial(four_bits_serial, own_scale=False),
+            "The mean over the ranks.": partial(four_bits_serial, mean=False),
+            "Two codes share a byte.": partial(four_bits_serial, whole_bytes=True),
+            "Round to the nearest code.": partial(four_bits_serial, floor=True),
+            "Codes from -7 to 7: the largest value becomes 7.":
+                partial(four_bits_serial, levels=8),
+        },
+        remark="An eighth of the bytes of float32. What is rounded away is lost: no error kept."),
+    "94-5": Exercise(
+        better_outer_step, check=check_outer, limit_s=30.0, score=outer_score,
+        mistakes={
+            f"Expected: an array of {SIZE} values, got 3.5.": lambda *given: 3.5,
+            "The loss is not finite at the end. Are the steps too large?":
+                lambda model, *rest: np.full_like(model, np.nan),
+            "Not better than the mean of the weights. What does momentum add?": average,
+        },
+        remark="1.00: as good as the best fixed rate and momentum for each problem."),
+}  # fmt: skip

@@ -1,0 +1,298 @@
+"""A small GPT trained on ranks over slow links, by several ways to exchange less (lesson 94).
+
+    run = slow_training.train(comm, "DiLoCo", seed=0)      # collective; the same on every rank
+    run.loss_nats[-1], run.step_s, run.sent_nbytes
+
+All ways take the same batches of the same text, the same initial weights and the same AdamW with
+the same moments and schedule; each has its own best learning rate (`RATES`). How far the loss falls
+does not depend on the link, how long a step takes does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, partial
+from time import perf_counter, sleep
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlcourse.slow_links import ShapedLink
+from dlguide import models
+from dlguide.data import texts
+from dlguide.errors import require_known
+from dlguide.models import GPTShape
+from dlguide.parallel import compression
+from dlguide.parallel.local_sgd import DiLoCo, LocalSGD
+from dlguide.parallel.zero import UpdateRule
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+
+LENGTH, WINDOWS, HELD_OUT = 32, 4, 128  # tokens of a window; windows of a rank, and held out
+STEPS, WARM_UP, LOOK_EVERY, DECAY = 256, 16, 32, 0.1
+EVERY, FRAGMENTS, TOP = 16, 4, 0.01
+
+
+@dataclass(frozen=True)
+class Way:
+    """How ranks exchange: gradients in every step, or weights in every `every`-th by a scheme.
+
+    `rate` is AdamW's, `outer_rate` and `momentum` are those of the outer steps: the best of those
+    that `benchmarks/slow_links_training.py choose` tried.
+    """
+
+    rate: float
+    every: int = 1
+    code: Callable[[], Any] = compression.none
+    scheme: Callable[..., LocalSGD] | None = None
+    outer_rate: float = 0.0
+    momentum: float = 0.0
+    fragments: int = 1
+
+    def make_scheme(self) -> LocalSGD | None:
+        """Return a new scheme, for one training."""
+        if self.scheme is None:
+            return None
+        return self.scheme(self.outer_rate, self.momentum) if self.outer_rate else self.scheme()
+
+
+_streaming = partial(DiLoCo, fragments=FRAGMENTS, overlap=True)
+WAYS = {
+    "data parallel": Way(0.001),
+    "16 bits": Way(0.001, code=compression.bf16),
+    "top-k 1 %": Way(0.002, code=partial(compression.top_k, TOP)),
+    "local steps": Way(0.001, EVERY, scheme=LocalSGD),
+    "DiLoCo": Way(0.001, EVERY, scheme=DiLoCo, outer_rate=0.7, momentum=0.5),
+    "streaming": Way(
+        0.001, EVERY, scheme=_streaming, outer_rate=0.3, momentum=0.9, fragments=FRAGMENTS
+    ),
+}
+
+
+@cache
+def _texts() -> tuple[texts.TextTokens, texts.TextTokens]:
+    """Return the text to learn from and its last tenth, which is held out."""
+    return texts.tokens(texts.load()).split(0.1)
+
+
+def shape() -> GPTShape:
+    """Return the sizes of the net."""
+    return GPTShape(LENGTH, _texts()[0].vocabulary, 192, layers=2)
+
+
+def shapes() -> list[tuple[int, ...]]:
+    """Return the shapes of the net's arrays, in their order."""
+    gpt, heads = shape(), (shape().heads, shape().key_value_heads)
+    width, hidden, head = gpt.width, gpt.hidden, gpt.width // gpt.heads
+    own, few = ((width, count, head) for count in heads)
+    attention = [(width,), own, few, few, (width, width)]
+    block = [*attention, (width,), (width, hidden), (width, hidden), (hidden, width)]
+    return [(gpt.vocabulary, width), *block * gpt.layers, (width,), (width, gpt.vocabulary)]
+
+
+class FlatGPT:
+    """The net with all weights in one flat array, and gradients as such."""
+
+    def __init__(self) -> None:
+        import tensorflow as tf
+
+        self.net = _build(0)
+        self.shapes = shapes()
+        if self.shapes != [tuple(each.shape) for each in self.net.trainable_variables]:
+            raise AssertionError("`shapes` is not what the net has.")
+        counts = [int(np.prod(each)) for each in self.shapes]
+        self.ends, kept = np.cumsum(counts), self.net.non_trainable_variables
+
+        def loss_of(flat: Any, inputs: Any, labels: Any) -> Any:
+            parts = zip(tf.split(flat, counts), self.shapes, strict=True)
+            weights = [tf.reshape(part, each) for part, each in parts]
+            logits, _ = self.net.stateless_call(weights, kept, inputs)
+            each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+            return tf.reduce_mean(each)
+
+        def gradient_of(flat: Any, inputs: Any, labels: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(flat)
+                loss = loss_of(flat, inputs, labels)
+            return tape.gradient(loss, flat)
+
+        self._loss, self._gradient = tf.function(loss_of), tf.function(gradient_of)
+
+    def initial(self, seed: int) -> np.ndarray:
+        """Draw the initial weights."""
+        drawn = (self.net if seed == 0 else _build(seed)).trainable_variables
+        return np.concatenate([np.array(each).reshape(-1) for each in drawn])
+
+    def views(self, flat: np.ndarray) -> list[np.ndarray]:
+        """Return the arrays of the net as views of the flat one."""
+        parts = np.split(flat, self.ends[:-1])
+        return [part.reshape(each) for part, each in zip(parts, self.shapes, strict=True)]
+
+    def gradient(self, flat: np.ndarray, inputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Return the gradient of the mean loss, flat."""
+        return self._gradient(flat, inputs, labels).numpy()
+
+    def loss(self, flat: np.ndarray, comm: Comm) -> float:
+        """Return the loss of the held-out text (nats per token); each rank computes its share."""
+        inputs, labels = _texts()[1].windows(LENGTH, HELD_OUT, seed=0)
+        own = slice(comm.rank, None, comm.size)
+        mine = float(self._loss(flat, inputs[own], labels[own])) * len(inputs[own])
+        return sum(comm.allgather(mine)) / HELD_OUT
+
+
+def _build(seed: int) -> Any:
+    sizes = ("length", "vocabulary", "width", "layers")
+    return models.build("gpt", seed=seed, **{name: getattr(shape(), name) for name in sizes})
+
+
+@cache
+def net() -> FlatGPT:
+    """Return this process's net; its graph is traced once."""
+    return FlatGPT()
+
+
+def batch(
+    comm: Comm, seed: int, step: int, windows: int = WINDOWS
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return this rank's windows of a step, and what follows each token."""
+    inputs, labels = _texts()[0].windows(LENGTH, windows * comm.size, seed, step)
+    own = slice(comm.rank, None, comm.size)
+    return inputs[own], labels[own]
+
+
+def schedule(step: int, steps: int) -> float:
+    """Return the rate of a step as a share of the highest: warm-up, then half a cosine to 0.1."""
+    done = max(0, step - WARM_UP) / max(1, steps - WARM_UP)
+    return min(1.0, step / WARM_UP) * (0.1 + 0.45 * (1 + np.cos(np.pi * done)))
+
+
+@dataclass
+class Run:
+    """One training; all but the times is the same on every rank."""
+
+    look_at: list[int] = field(default_factory=list)  # steps after which the loss was measured
+    loss_nats: list[float] = field(default_factory=list)  # of held-out text, per token
+    step_s: list[float] = field(default_factory=list)  # of this rank, with its exchange
+    finish_s: float = 0.0  # until all ranks have the same weights after the last step
+    sent_nbytes: int = 0  # that this rank passed to collectives
+    weights: np.ndarray | None = None
+
+
+def adamw(weights: Any, gradient: Any, state: list[Any], number: int, rate: float) -> None:
+    """Make one step of Adam with decoupled weight decay, in place; `number` counts from 1."""
+    weights *= np.float32(1 - rate * DECAY)
+    UpdateRule("adam", rate).update(weights, gradient, state, number)
+
+
+def train(
+    comm: Comm,
+    way: str | Way,
+    seed: int = 0,
+    steps: int = STEPS,
+    look_every: int = LOOK_EVERY,
+    compute_s: float | None = None,
+    windows: int = WINDOWS,
+) -> Run:
+    """Train one net by one way; collective.
+
+    Args:
+        look_every: steps between two measurements of the held-out loss, which are not timed; 0
+            measures none.
+        compute_s: what a rank waits in place of computing a step (s); None computes. With it the
+            times are those of a device that leaves the core free, and the result is no training.
+        windows: of a rank in each step.
+    """
+    way = WAYS[require_known(way, WAYS, "way")] if isinstance(way, str) else way
+    gpt, run = net(), Run()
+    weights = gpt.initial(seed)
+    arrays, state = gpt.views(weights), [np.zeros_like(weights) for _ in range(2)]
+    code, scheme = way.code(), way.make_scheme()
+    if scheme:
+        scheme.begin(arrays)
+    own = gpt.gradient(weights, *batch(comm, seed, 0, windows))  # traces the graph the first time
+    comm.Barrier()
+    for step in range(1, steps + 1):
+        begin_s = perf_counter()
+        if compute_s is None:
+            own = gpt.gradient(weights, *batch(comm, seed, step, windows))
+        else:
+            sleep(compute_s)
+        gradient = own if scheme else code.allreduce(own, comm, check=False)
+        if compute_s is None:
+            adamw(weights, gradient, state, step, way.rate * schedule(step, steps))
+        if scheme and step % (way.every // way.fragments) == 0:
+            scheme.synchronise(arrays, comm, step)
+        run.step_s.append(perf_counter() - begin_s)
+        if scheme and step == steps:
+            begin_s = perf_counter()
+            scheme.finish(arrays)
+            run.finish_s = perf_counter() - begin_s
+        if look_every and (step % look_every == 0 or step == steps):
+            run.look_at.append(step)
+            run.loss_nats.append(gpt.loss(_shared(weights, scheme), comm))
+    run.sent_nbytes, run.weights = (scheme or code).sent, weights
+    return run
+
+
+def _shared(weights: np.ndarray, scheme: LocalSGD | None) -> np.ndarray:
+    """Return what the ranks agree on: with DiLoCo its model, of which fragments may be older."""
+    model = getattr(scheme, "model", None)
+    return np.concatenate([each.reshape(-1) for each in model]) if model else weights
+
+
+def computing(comm: Comm) -> float:
+    """Return the time of a step without any exchange (s), while all ranks compute; collective."""
+    alone = comm.Split(comm.rank)
+    run = train(alone, "data parallel", steps=3 * EVERY, look_every=0)
+    alone.Free()
+    return max(comm.allgather(float(np.median(run.step_s[EVERY:]))))
+
+
+def rounds(
+    comm: Comm,
+    way: str | Way,
+    count: int = 1,
+    compute_s: float | None = None,
+    length: int = EVERY,
+) -> tuple[list[float], int]:
+    """Time some rounds of `length` steps, after one that does not count; collective.
+
+    Returns:
+        the time of a step (s), the mean of each round, of the slowest rank; the bytes that a rank
+        passed to collectives in all rounds.
+    """
+    run = train(comm, way, steps=(count + 1) * length, look_every=0, compute_s=compute_s)
+    mine = np.reshape(run.step_s, (-1, length)).mean(axis=1)
+    return np.max(comm.allgather(mine), axis=0)[1:].tolist(), run.sent_nbytes
+
+
+def message_nbytes(way: Way) -> list[int]:
+    """Return the bytes that a rank of two passes to a collective, exchange by exchange."""
+    scheme = way.make_scheme()
+    if isinstance(scheme, DiLoCo):
+        arrays = [np.empty(each, np.float32) for each in shapes()]
+        return scheme.fragment_nbytes(arrays, 2)
+    return [way.code().nbytes((shape().parameters,), 2)]
+
+
+def total_nbytes(way: str, steps: int) -> int:
+    """Predict the bytes of a training; `streaming` exchanges all fragments again at its end."""
+    once = sum(message_nbytes(WAYS[way]))
+    return steps // WAYS[way].every * once + (once if WAYS[way].fragments > 1 else 0)
+
+
+def predict(way: str, compute_s: float, link: ShapedLink, hidden: bool = True) -> float:
+    """Predict a step (s) from its computing, its bytes and the link.
+
+    An exchange of n bytes takes two messages that wait for each other, of n bytes together. With
+    `hidden` the fragments of "streaming" travel while the ranks compute, as if by another core.
+    """
+    own = WAYS[require_known(way, WAYS, "way")]
+    between, found = own.every // own.fragments * compute_s, 0.0
+    for nbytes in message_nbytes(own):
+        exchange_s = link.latency_s + link.seconds(nbytes)
+        apart = hidden and own.fragments > 1
+        found += max(between, exchange_s) if apart else between + exchange_s
+    return found / own.every

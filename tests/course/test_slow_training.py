@@ -1,0 +1,101 @@
+"""A GPT over slow links: gradients, bytes, equal weights, predictions by hand, no namespaces.
+
+Tests dlcourse.slow_training, and lesson 94 where no namespace can be made.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dlcourse import NOTEBOOKS, execution, slow_training
+from dlcourse.slow_links import ShapedLink
+from dlcourse.slow_training import EVERY, WAYS
+from dlguide import commands
+from dlguide.cluster import Cluster
+
+
+def trained(comm):
+    """Return for each way the bytes of a short training, the look, and how far ranks are apart."""
+    found = {}
+    for way in WAYS:
+        run = slow_training.train(comm, way, 0, EVERY, EVERY)
+        apart = float(np.abs(run.weights - comm.bcast(run.weights)).max())
+        moved = float(np.abs(run.weights - slow_training.net().initial(0)).max())
+        found[way] = run.sent_nbytes, run.loss_nats, apart, moved
+    return found
+
+
+def union(comm):
+    """Return how far the mean gradient is from that of all windows, and how the loss falls."""
+    gpt = slow_training.net()
+    flat, mine = gpt.initial(1), slow_training.batch(comm, 3, 5)
+    mean = comm.allreduce(gpt.gradient(flat, *mine)) / comm.size
+    whole = [np.concatenate(each) for each in zip(*comm.allgather(mine), strict=True)]
+    gradient = gpt.gradient(flat, *whole)
+    ahead = gpt.initial(1) - 1e-2 * gradient  # a small step along it lowers the loss by its square
+    losses = [float(gpt._loss(each, *whole)) for each in (flat, ahead)]
+    fallen = (losses[0] - losses[1]) / (1e-2 * float(gradient @ gradient))
+    return float(np.abs(mean - gradient).max() / np.abs(gradient).max()), fallen
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ways_send_what_is_predicted_and_end_with_equal_weights(ranks):
+    with Cluster(ranks=ranks, oversubscribe=True) as cluster:
+        every, unions = cluster.run(trained), cluster.run(union)
+    for way in WAYS:
+        sent, losses, apart, moved = (
+            max(each) for each in zip(*(f[way] for f in every), strict=True)
+        )
+        assert sent == slow_training.total_nbytes(way, EVERY), way
+        assert all(one[way][1] == losses for one in every)
+        assert apart == 0.0, way
+        assert moved > 0.0, way
+    assert max(apart for apart, _ in unions) <= 1e-4
+    assert all(fallen == pytest.approx(1, abs=0.2) for _, fallen in unions)
+
+
+def test_shares_of_the_rate_warm_up_and_decay():
+    assert slow_training.schedule(1, 384) == pytest.approx(1 / 16)
+    assert slow_training.schedule(16, 384) == pytest.approx(1)
+    assert slow_training.schedule(200, 384) == pytest.approx(0.55)
+    assert slow_training.schedule(384, 384) == pytest.approx(0.1)
+
+
+def test_prediction_adds_the_exchange_or_hides_it():
+    link = ShapedLink(1e-3, 1e6, 0)
+    size = 4 * slow_training.shape().parameters
+    exchange_s = 2e-3 + size / 1e6
+    assert slow_training.predict("data parallel", 0.5, link) == pytest.approx(0.5 + exchange_s)
+    assert slow_training.predict("16 bits", 0.5, link) == pytest.approx(0.502 + size / 2e6)
+    assert slow_training.predict("DiLoCo", 0.5, link) == pytest.approx(0.5 + exchange_s / 16)
+    in_turn = slow_training.predict("streaming", 0.5, link, hidden=False)
+    assert in_turn == pytest.approx(0.5 + (8e-3 + size / 1e6) / 16)
+    assert slow_training.predict("streaming", 0.5, link) == pytest.approx(0.5)  # 2 s of computing
+    waited = slow_training.predict("streaming", 1e-6, link)
+    assert waited == pytest.approx((8e-3 + size / 1e6) / 16)
+    with pytest.raises(ValueError, match="`way` must be one of"):
+        slow_training.predict("8 bits", 0.5, link)
+
+
+# A user namespace in which the kernel makes no network namespace: a real refusal.
+DENY = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
+
+
+@pytest.mark.notebook
+@pytest.mark.timeout(400)
+def test_lesson_runs_where_no_namespace_can_be_made(monkeypatch, tmp_path):
+    cutter = ("unshare", "-rn", "sh", "-c", DENY, "sh")
+    trial = [*cutter, "sh", "-c", "unshare --net true || echo refused"]
+    if "refused" not in commands.run(trial, 20).output.split():
+        pytest.skip("this system allows no user namespace, so it refuses by itself or not at all")
+    monkeypatch.setattr(execution, "network_cutter", lambda: cutter)
+    (path,) = NOTEBOOKS.glob("94_*.ipynb")
+    output = tmp_path / "94.ipynb"
+    result = execution.execute(path, 350, output=output, fast=True)
+    assert result.ok, result.error
+    text = output.read_text(encoding="utf-8")
+    assert "this machine allows no namespaces" in text
+    assert "MEASURED ELSEWHERE" in text
+    assert "a step of data parallelism computes in" in text  # to its end
