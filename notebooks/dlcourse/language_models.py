@@ -61,14 +61,14 @@ def shape(text: Text, width: int) -> GPTShape:
 
 
 class FlatGPT:
-    """The library's net "gpt", whose weights are one flat array that is given to each call."""
+    """The library's net "gpt"; its weights are one flat array that is given to each call."""
 
     def __init__(self, shape: GPTShape, seed: int, dtype: str = "float32") -> None:
         names = ("length", "vocabulary", "width", "heads", "key_value_heads", "hidden", "layers")
         sizes = {name: getattr(shape, name) for name in (*names, "tied")}
         self.shape = shape
         self.net = models.build("gpt", seed=seed, dtype=dtype, **sizes)
-        self.start = np.concatenate([each.numpy().ravel() for each in self.net.weights])
+        self.start = np.concatenate([_wider(each, shape.width) for each in self.net.weights])
 
     def gradient(self, weights: np.ndarray, windows: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the mean loss (nats per token) and its gradient."""
@@ -80,6 +80,18 @@ class FlatGPT:
         parts = np.array_split(windows, -(-len(windows) // most))
         losses = [len(part) * float(self._functions[0](weights, part)) for part in parts]
         return sum(losses) / len(windows)
+
+    def graph(self, sequences: int) -> Any:
+        """Return TensorFlow's graph of loss and gradient for so many windows."""
+        import tensorflow as tf
+
+        shapes = [
+            (self.start.shape, self.start.dtype),
+            ((sequences, self.shape.length + 1), "int32"),
+        ]
+        signature = [tf.TensorSpec(*each) for each in shapes]
+        traced = tf.function(self._functions[1].python_function, signature, jit_compile=False)
+        return traced.get_concrete_function().graph
 
     @cached_property
     def _functions(self) -> tuple[Callable, Callable]:
@@ -105,6 +117,12 @@ class FlatGPT:
 
         both = (mean_loss, with_gradient)
         return tuple(tf.function(each, signature, jit_compile=False) for each in both)
+
+
+def _wider(weight: Any, width: int) -> np.ndarray:
+    """Kernels start from a deviation of width^-1/2 instead of 0.02, the last layer's does not."""
+    factor = width**-0.5 / 0.02 if len(weight.shape) > 1 and "logits" not in weight.path else 1.0
+    return np.ravel(weight.numpy() * np.asarray(factor, weight.dtype))
 
 
 @dataclass(frozen=True)
@@ -141,7 +159,7 @@ def steps_to(
     """Count the steps until the loss of a part of the held-out text is below a target.
 
     The rate is constant after ten steps. The loss is looked at each time the steps have grown by
-    3 %, and the count is interpolated between the two last looks.
+    4 %, and the count is interpolated between the two last looks.
 
     Returns:
         float: the steps; None when `most` are not enough.
@@ -154,13 +172,13 @@ def steps_to(
         rule = UpdateRule(rate=rate * min(1, step / 10), **ADAM)
         rule.update(weights, gradient, state, step)
         if step >= look:
-            now = (step, net.loss(weights, text.held_out[:128]))
+            now = (step, net.loss(weights, text.held_out[:64]))
             if not np.isfinite(now[1]):
                 return None
             if now[1] < target:
                 share = (before[1] - target) / (before[1] - now[1]) if before[0] else 1.0
                 return float(before[0] + share * (step - before[0]))
-            look, before = max(step + 1, round(1.03 * step)), now
+            look, before = max(step + 1, round(1.04 * step)), now
     return None
 
 
