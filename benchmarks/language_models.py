@@ -34,7 +34,7 @@ WIDTHS, LARGEST = (16, 24, 32, 48), 96
 TOKENS = tuple(language_models.LENGTH * windows for windows in (2_304, 4_608, 9_216))
 RATES = (0.004, 0.008, 0.016)
 BATCH_WIDTH, TARGET = 32, 2.2  # nats per token
-BATCHES = (2, 4, 8, 16, 32, 128)
+BATCHES = (2, 4, 8, 16, 32, 64)
 MIDDLE_RATES = (0.004, 0.004, 0.008, 0.008, 0.016, 0.016)
 MOST_WINDOWS, MOST_STEPS = 3_000, 200  # a training ends after windows / batch + steps
 
@@ -89,7 +89,7 @@ def run_all(
         done, running = wait(running, return_when=FIRST_COMPLETED)
         for each in done:
             rows.append(each.result())
-            print(*rows[-1].values(), flush=True)
+            print(round(end - perf_counter()), *rows[-1].values(), flush=True)
             measured.write(table, rows, (CHOOSING, *SEEDS))
     return [row for row in rows if any(job.items() <= row.items() for job in jobs)]
 
@@ -97,7 +97,7 @@ def run_all(
 def expected_s(job: dict) -> float:
     """About how long a training takes; a batch's steps are not known before."""
     if "batch" in job:
-        return 8.0 + 0.2 * job["batch"]
+        return 6.0 + 0.25 * job["batch"]
     shape = language_models.shape(text(), job["width"])
     return shape.training_flops / shape.length * job["tokens"] / 9e9 + 2
 
@@ -107,7 +107,7 @@ def sizes(pool: ProcessPoolExecutor, end: float) -> None:
     run = lambda jobs: run_all("language_sizes", jobs, train, pool, end)  # noqa: E731
     widths = sorted(WIDTHS, reverse=True)
     choice = lambda rates: [  # noqa: E731
-        job("choice", width, TOKENS[1], rate, CHOOSING) for width in widths for rate in rates[width]
+        job("choice", width, TOKENS[0], rate, CHOOSING) for width in widths for rate in rates[width]
     ]
     rates = {width: RATES for width in widths}
     rows = run(choice(rates))
