@@ -41,6 +41,7 @@ UNITS = {  # how the name of a quantity ends -> its unit in words
     "_min": "minutes",
     "_steps": "steps",
     "_epochs": "epochs",
+    "_nats": "nats",
     "_count": "a count",
 }
 
