@@ -35,8 +35,8 @@ TOKENS = tuple(language_models.LENGTH * windows for windows in (2_304, 4_608, 9_
 RATES = (0.004, 0.008, 0.016)
 BATCH_WIDTH, TARGET = 32, 2.2  # nats per token
 BATCHES = (2, 4, 8, 16, 32, 64)
-MIDDLE_RATES = (0.004, 0.004, 0.008, 0.008, 0.016, 0.016)
-MOST_WINDOWS, MOST_STEPS = 3_000, 200  # a training ends after windows / batch + steps
+MIDDLE_RATES = (0.002, 0.004, 0.004, 0.004, 0.008, 0.008)
+MOST_WINDOWS, MOST_STEPS = 3_200, 160  # a training ends after windows / batch + steps
 
 
 @cache
