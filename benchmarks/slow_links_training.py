@@ -56,7 +56,7 @@ OUTER = ((0.3, 0.9), (0.7, 0.5), (1.0, 0.5))  # outer rates, each with a momentu
 EVERY = (4, 8, 64)
 LINKS = (1e9, 3e8, 1e8)
 TURNS = 2
-WHOLE = ("DiLoCo", "streaming", "data parallel")
+WHOLE = ("DiLoCo", "streaming")
 COLUMNS = (
     "part", "way", "every", "rate", "outer_rate", "momentum", "seed", "mbit_per_s", "step",
     "loss_nats", "ms", "low_ms", "high_ms", "model_ms", "nbytes_per_step",
