@@ -44,7 +44,7 @@ def test_loss_is_that_of_the_net_and_the_gradient_its_slope(net, text):
         if len(weight.shape) > 1 and weight.path.split("/")[-2] != "logits":
             depth = 2**-0.5 if weight.path.split("/")[-2].endswith("_out") else 1
             assert piece.std() == pytest.approx(16**-0.5 * depth, rel=0.15)
-    logits = np.asarray(net.net(windows[:, :-1]), float)
+    logits = np.array(net.net(windows[:, :-1]), float)
     logits -= logits.max(axis=-1, keepdims=True)
     of_label = np.take_along_axis(logits, windows[:, 1:, None], -1)[..., 0]
     right = float((np.log(np.exp(logits).sum(axis=-1)) - of_label).mean())
