@@ -53,8 +53,8 @@ def test_loss_is_that_of_the_net_and_the_gradient_its_slope(net, text):
     loss, gradient = net.gradient(net.start, windows)
     assert loss == pytest.approx(right, rel=1e-6)
     direction = np.random.default_rng(0).normal(size=len(net.start))
-    ends = [net.loss(net.start + sign * 1e-5 * direction, windows) for sign in (1, -1)]
-    assert (ends[0] - ends[1]) / 2e-5 == pytest.approx(gradient @ direction, rel=1e-5)
+    ends = [net.loss(net.start + sign * 1e-6 * direction, windows) for sign in (1, -1)]
+    assert (ends[0] - ends[1]) / 2e-6 == pytest.approx(gradient @ direction, rel=1e-4)
 
 
 def test_graph_is_that_of_a_fixed_number_of_windows(net):
@@ -75,7 +75,7 @@ def test_steps_to_a_loss_are_counted_or_refused(net, text):
     easy, harder = (lm.steps_to(net, text, t, 8, 0.02, 0, most=60) for t in (4.2, 3.8))
     assert 0 < easy < harder < 60
     assert lm.steps_to(net, text, 0.5, 8, 0.02, 0, most=5) is None
-    assert lm.steps_to(net, text, 0.5, 8, 1e9, 0, most=5) is None
+    assert lm.steps_to(net, text, 0.5, 8, 1e200, 0, most=5) is None
 
 
 def test_rate_rises_for_a_tenth_and_falls_to_zero():
