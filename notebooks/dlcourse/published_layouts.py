@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -88,13 +89,17 @@ def predicted_mfu(row: Mapping[str, Any], layout: ParallelLayout) -> float:
     return flops / row["gpus"] / GPUS[row["gpu"]].flops_per_s / layout.step_s
 
 
-def published_mfu(row: Mapping[str, Any]) -> float | None:
+def published_mfu(row: Mapping[str, Any], reported: bool = False) -> float | None:
     """Return the same share as published: without recomputed flops; None where it is not given.
+
+    With `reported` it is the study's own MFU in percent where its note has one (Llama 3).
 
     Megatron's table counts four forward passes, of which a model needs three. DeepSeek's follows
     from GPU hours per token, with the flops of our approximate shape.
     """
     peak = GPUS[row["gpu"]].flops_per_s
+    if reported and (found := re.search(r"MFU (\d+) %", row["note"] or "")):
+        return int(found[1]) / 100
     if row["gpu_hours_per_1e12_tokens"]:
         tokens_per_s = 1e12 / (3600 * row["gpu_hours_per_1e12_tokens"])
         return tokens_per_s * shape(row).training_flops / row["length"] / peak

@@ -67,6 +67,7 @@ LAWS = [  # E, A, a, B, b; the net and the tokens that are wanted
     ((2.0, 2000.0, 0.45, 150.0, 0.22), (1e10, 8e10)),
 ]
 BUDGET, NOISE = 1e20, 0.002
+SIZES, TOKENS = (1e6, 1e9), (1e7, 1e11)  # a term alone would be seen outside
 
 
 class Laboratory:
@@ -77,8 +78,14 @@ class Laboratory:
 
     def train(self, size, tokens):
         """Return the loss of a net of this size after so many tokens."""
+        inside = SIZES[0] <= size <= SIZES[1] and TOKENS[0] <= tokens <= TOKENS[1]
+        if not inside:
+            raise ValueError(
+                f"sizes must be {SIZES[0]:g} to {SIZES[1]:g} and tokens {TOKENS[0]:g} to "
+                f"{TOKENS[1]:g}, got {float(size):.3g} and {float(tokens):.3g}"
+            )
         flops = 6 * float(size) * float(tokens)
-        if not (size >= 1 and tokens >= 1 and flops <= self.left):
+        if flops > self.left:
             raise ValueError(f"{flops:.2g} flops are wanted, {self.left:.2g} are left")
         self.left -= flops
         return law_loss(self.law, size, tokens) * (1 + NOISE * self.random.normal())
@@ -112,9 +119,9 @@ def predict_loss(train, budget, size, tokens):
 
 
 def largest_net(train, budget, size, tokens):
-    """The loss of the largest net that the budget pays, with as many tokens per weight."""
-    share = (budget / (6 * size * tokens)) ** 0.5
-    return train(0.999 * share * size, share * tokens)
+    """The loss of the largest net that may be trained, with as many tokens as the budget pays."""
+    largest = min(SIZES[1], size * (budget / (6 * size * tokens)) ** 0.5)
+    return train(largest, 0.999 * budget / (6 * largest))
 
 
 def errors(answer):
@@ -128,6 +135,8 @@ def errors(answer):
             except ValueError as error:
                 if "flops are wanted" in str(error):
                     raise WrongAnswer("Your trainings need more than the budget.") from error
+                if "sizes must be" in str(error):
+                    raise WrongAnswer(f"Outside of what can be trained: {error}.") from error
                 raise
             if came is ...:
                 raise NotAnswered
@@ -206,6 +215,8 @@ EXERCISES = {
         mistakes={
             "The mean error is above 2 %.": largest_net,
             "Your trainings need more than the budget.":
+                lambda train, budget, size, tokens: train(SIZES[1], TOKENS[1]),
+            "Outside of what can be trained":
                 lambda train, budget, size, tokens: train(size, tokens),
         },
         remark="Small nets with much data and larger ones with little separate the two terms."),
