@@ -44,6 +44,12 @@ def test_mfu_is_that_of_the_papers():
     # of the peak of 312, 52 % with the recomputed flops
     assert found["Megatron 2021", 3072, 2048] == pytest.approx(0.75 * 163 / 312)
     assert found["Megatron 2019", 8, 1024] is None
+    reported = {
+        (row["gpus"], row["length"]): published_layouts.published_mfu(row, reported=True)
+        for row in ROWS
+    }
+    assert reported[16_384, 8192] == 0.41  # in the paper's words
+    assert reported[3072, 2048] == found["Megatron 2021", 3072, 2048]
 
 
 def test_a_fitted_share_gives_the_published_mfu():
