@@ -67,7 +67,8 @@ LAWS = [  # E, A, a, B, b; the net and the tokens that are wanted
     ((2.0, 2000.0, 0.45, 150.0, 0.22), (1e10, 8e10)),
 ]
 BUDGET, NOISE = 1e20, 0.002
-SIZES, TOKENS = (1e6, 1e9), (1e7, 1e11)  # a term alone would be seen outside
+SIZES, TOKENS = (1e6, 1e9), (1e7, 1e11)  # outside, a term could be seen alone
+LIMITS = "Sizes must be 1e6 to 1e9, tokens 1e7 to 1e11."
 
 
 class Laboratory:
@@ -81,8 +82,7 @@ class Laboratory:
         inside = SIZES[0] <= size <= SIZES[1] and TOKENS[0] <= tokens <= TOKENS[1]
         if not inside:
             raise ValueError(
-                f"sizes must be {SIZES[0]:g} to {SIZES[1]:g} and tokens {TOKENS[0]:g} to "
-                f"{TOKENS[1]:g}, got {float(size):.3g} and {float(tokens):.3g}"
+                f"{float(size):.3g} parameters and {float(tokens):.3g} tokens: {LIMITS}"
             )
         flops = 6 * float(size) * float(tokens)
         if flops > self.left:
@@ -135,8 +135,8 @@ def errors(answer):
             except ValueError as error:
                 if "flops are wanted" in str(error):
                     raise WrongAnswer("Your trainings need more than the budget.") from error
-                if "sizes must be" in str(error):
-                    raise WrongAnswer(f"Outside of what can be trained: {error}.") from error
+                if LIMITS in str(error):
+                    raise WrongAnswer(str(error)) from error
                 raise
             if came is ...:
                 raise NotAnswered
@@ -216,7 +216,7 @@ EXERCISES = {
             "The mean error is above 2 %.": largest_net,
             "Your trainings need more than the budget.":
                 lambda train, budget, size, tokens: train(SIZES[1], TOKENS[1]),
-            "Outside of what can be trained":
+            LIMITS:
                 lambda train, budget, size, tokens: train(size, tokens),
         },
         remark="Small nets with much data and larger ones with little separate the two terms."),
