@@ -221,5 +221,5 @@ EXERCISES = {
                 lambda model, mean, *rest: 0 * mean,
             "The best weights are not 0.": lambda model, mean, *rest: 0.5 * mean,
         },
-        remark="1.00: as good as the best fixed rate and momentum of each problem. More is possible."),
+        remark="1.00: as good as the best fixed pair for each problem; more is possible."),
 }  # fmt: skip
