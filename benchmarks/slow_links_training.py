@@ -55,8 +55,8 @@ RATES = (0.001, 0.002)
 OUTER = ((0.3, 0.9), (0.7, 0.5), (1.0, 0.5))  # outer rates, each with a momentum
 EVERY = (4, 8, 64)
 LINKS = (1e9, 3e8, 1e8)
-TURNS = 2
-WHOLE = ("DiLoCo", "streaming")
+TURNS = 6
+WHOLE = ("data parallel", "DiLoCo", "streaming")
 COLUMNS = (
     "part", "way", "every", "rate", "outer_rate", "momentum", "seed", "mbit_per_s", "step",
     "loss_nats", "ms", "low_ms", "high_ms", "model_ms", "nbytes_per_step",
@@ -82,6 +82,12 @@ def row(part: str, way: str, **values: Any) -> dict[str, Any]:
     found = dict.fromkeys(COLUMNS, "") | {"part": part, "way": way} | own
     print(*(each for each in found.values() if each != ""), flush=True)
     return found
+
+
+def quartiles(seconds: list[float]) -> dict[str, float]:
+    """Return median and quartiles of some times (ms)."""
+    low, middle, high = 1e3 * np.quantile(seconds, (0.25, 0.5, 0.75))
+    return {"ms": float(middle), "low_ms": float(low), "high_ms": float(high)}
 
 
 def one(
@@ -174,9 +180,9 @@ def rarer(kept: list[dict]) -> Iterator[dict]:
         for seed in SEEDS:
             yield from one(cluster, kept, "rarer", "DiLoCo", way, seed)
     with box.hosts(2, bits_per_s) as hosts, Cluster(hosts=hosts) as cluster:
-        seconds, _ = cluster.run(slow_training.rounds, way, 2, None, way.every)[0]
-    times = {"ms": 1e3 * float(np.median(seconds)), "mbit_per_s": round(bits_per_s / 1e6)}
-    yield row("rarer", "DiLoCo", every=way.every, step=len(seconds), **times)
+        seconds, _ = cluster.run(slow_training.rounds, way, TURNS, None, way.every)[0]
+    about = {"every": way.every, "mbit_per_s": round(bits_per_s / 1e6), "step": len(seconds)}
+    yield row("rarer", "DiLoCo", **about, **quartiles(seconds))
 
 
 def steps(kept: list[dict]) -> Iterator[dict]:
@@ -197,11 +203,8 @@ def steps(kept: list[dict]) -> Iterator[dict]:
         if bits_per_s:
             way = "streaming" if name == "waiting" else name
             model_s = slow_training.predict(way, model_s, links[bits_per_s])
-        low, middle, high = 1e3 * np.quantile(seconds, (0.25, 0.5, 0.75))
-        times = {"ms": float(middle), "low_ms": float(low), "high_ms": float(high)}
-        times["model_ms"] = 1e3 * model_s
-        mbit = round((bits_per_s or 0) / 1e6)
-        yield row("steps", name, mbit_per_s=mbit, step=len(seconds), **times)
+        about = {"mbit_per_s": round((bits_per_s or 0) / 1e6), "step": len(seconds)}
+        yield row("steps", name, **about, **quartiles(seconds), model_ms=1e3 * model_s)
 
 
 def whole(table: list[dict]) -> Iterator[dict]:

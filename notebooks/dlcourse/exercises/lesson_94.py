@@ -88,12 +88,13 @@ GRID = [(z, m) for z in (0.4, 0.7, 1.0, 1.4) for m in (0.0, 0.3, 0.6, 0.8, 0.9)]
 
 
 def rounds_of(step, seed, condition):
-    """Train noisy quadratics on workers with optima of their own; return the loss at the end."""
+    """Train noisy quadratics on workers with own optima; return the loss at the end."""
     random = np.random.default_rng([94, seed])
     slopes = np.geomspace(1 / condition, 1, SIZE)
+    centre = random.normal(size=SIZE) * 3  # the optimum of all
     apart = random.normal(size=(WORKERS, SIZE))
-    optima = apart - apart.mean(axis=0)  # around 0, the optimum of all
-    model, state = random.normal(size=SIZE) * 3, {}
+    optima = centre + apart - apart.mean(axis=0)
+    model, state = centre + random.normal(size=SIZE) * 3, {}
     for number in range(ROUNDS):
         local = np.tile(model, (WORKERS, 1))
         for _ in range(LOCAL):
@@ -105,7 +106,7 @@ def rounds_of(step, seed, condition):
         good = isinstance(model, np.ndarray) and model.shape == (SIZE,)
         if not good:
             raise WrongAnswer(f"Expected: an array of {SIZE} values, got {brief(model)}.")
-    return float(np.sum(slopes * model**2) / 2)
+    return float(np.sum(slopes * (model - centre) ** 2) / 2)
 
 
 PROBLEMS = [(seed, condition) for seed in range(4) for condition in (30, 300)]
@@ -148,7 +149,10 @@ def check_outer(answer):
     losses = losses_of(answer)
     if not np.isfinite(losses).all():
         raise WrongAnswer("The loss is not finite at the end. Are the steps too large?")
-    if np.exp(np.mean(np.log(losses / losses_of(average)))) > 0.95:
+    ratio = np.exp(np.mean(np.log(losses / losses_of(average))))
+    if ratio > 2:
+        raise WrongAnswer("Much worse than the mean of the weights. The best weights are not 0.")
+    if ratio > 0.95:
         raise WrongAnswer("Not better than the mean of the weights. What does momentum add?")
 
 
@@ -213,6 +217,9 @@ EXERCISES = {
             "The loss is not finite at the end. Are the steps too large?":
                 lambda model, *rest: np.full_like(model, np.nan),
             "Not better than the mean of the weights. What does momentum add?": average,
+            "Much worse than the mean of the weights. The best weights are not 0.":
+                lambda model, mean, *rest: 0 * mean,
+            "The best weights are not 0.": lambda model, mean, *rest: 0.5 * mean,
         },
-        remark="1.00: as good as the best fixed rate and momentum for each problem."),
+        remark="1.00: as good as the best fixed pair for each problem; more is possible."),
 }  # fmt: skip
