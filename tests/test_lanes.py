@@ -13,6 +13,7 @@ import conftest
 import pytest
 
 TESTS = Path(__file__).parent
+MAKEFILE = TESTS.parent / "Makefile"
 LISTED = "this system allows no network namespace"
 
 
@@ -98,3 +99,14 @@ def test_every_reason_to_skip_is_listed():
         if not any(re.fullmatch(pattern, reason) for pattern in conftest.ALLOWED_SKIPS)
     ]
     assert unlisted == []
+
+
+def test_every_file_that_runs_a_lesson_is_in_a_part():
+    """The other parts leave out what is marked `notebook`."""
+    (named,) = re.findall(r"^LESSONS := .*test_,(.*)\)$", MAKEFILE.read_text(), re.MULTILINE)
+    marked = {
+        path.name.removeprefix("test_")
+        for path in TESTS.rglob("test_*.py")
+        if "@pytest.mark.notebook" in path.read_text(encoding="utf-8") and path != Path(__file__)
+    }
+    assert marked == set(named.split())
