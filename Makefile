@@ -35,7 +35,7 @@ SLOWEST := --durations 40
 # with the same test.
 WORKERS := $(SLOWEST) --timeout-method signal
 FILES := $(WORKERS) --dist loadfile
-LESSONS := $(WORKERS) --maxschedchunk 1 $(addprefix tests/course/test_,notebooks.py slow_links.py slow_training.py)
+LESSONS := $(WORKERS) --maxschedchunk 1 $(addprefix tests/course/test_,notebooks.py slow_links.py)
 BROWSER := *test_browser*
 
 long_lessons := $(LESSONS) -n 2 -m 'notebook and long'

@@ -8,10 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dlcourse import NOTEBOOKS, execution, slow_training
+from dlcourse import slow_training
 from dlcourse.slow_links import ShapedLink
 from dlcourse.slow_training import EVERY, WAYS
-from dlguide import commands
 from dlguide.cluster import Cluster
 
 
@@ -77,25 +76,3 @@ def test_prediction_adds_the_exchange_or_hides_it():
     assert waited == pytest.approx((8e-3 + size / 1e6) / 16)
     with pytest.raises(ValueError, match="`way` must be one of"):
         slow_training.predict("8 bits", 0.5, link)
-
-
-# A user namespace in which the kernel makes no network namespace: a real refusal.
-DENY = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
-
-
-@pytest.mark.notebook
-@pytest.mark.timeout(400)
-def test_lesson_runs_where_no_namespace_can_be_made(monkeypatch, tmp_path):
-    cutter = ("unshare", "-rn", "sh", "-c", DENY, "sh")
-    trial = [*cutter, "sh", "-c", "unshare --net true || echo refused"]
-    if "refused" not in commands.run(trial, 20).output.split():
-        pytest.skip("this system allows no user namespace, so it refuses by itself or not at all")
-    monkeypatch.setattr(execution, "network_cutter", lambda: cutter)
-    (path,) = NOTEBOOKS.glob("94_*.ipynb")
-    output = tmp_path / "94.ipynb"
-    result = execution.execute(path, 350, output=output, fast=True)
-    assert result.ok, result.error
-    text = output.read_text(encoding="utf-8")
-    assert "this machine allows no namespaces" in text
-    assert "MEASURED ELSEWHERE" in text
-    assert "a step of data parallelism computes in" in text  # to its end
