@@ -111,9 +111,14 @@ def require_equal_buffers(comm: Comm, array: Any, **values: Any) -> None:
 
 
 def clock_offset(comm: Comm, exchanges: int = 20) -> float:
-    """Measure how far this clock is behind rank 0's (s), by Cristian's method of 1989; collective.
+    """Measure how far this process's clock is behind that of rank 0 (s); collective.
 
-    Rank 0's answer counts for the middle of the exchange, and the shortest exchange counts.
+    Rank 0 answers with its time, which is taken to be that of the middle of the exchange; the
+    shortest of the exchanges counts. On one node all clocks are the same, and a few microseconds
+    remain.
+
+    Source:
+        Cristian, Distributed Computing 3 (1989), 146-158.
     """
     best = (float("inf"), 0.0)
     for rank in range(1, comm.size):

@@ -170,7 +170,7 @@ def save_table(table: AllreduceTable) -> Path:
 
 
 def load_table(ranks: int) -> AllreduceTable:
-    """Read this machine's table; without one, or a whole one, MPI's allreduce for all sizes."""
+    """Read this machine's table; MPI's allreduce for all sizes if it is missing or damaged."""
     unmeasured = AllreduceTable(ranks, ((0, LIBRARY),))
     try:
         return AllreduceTable.from_dict(json.loads(table_path(ranks).read_text()))

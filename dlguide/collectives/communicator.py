@@ -1,4 +1,4 @@
-"""What a program on several ranks needs of the others, the same for one process.
+"""What a program on several ranks needs of the others, and the same for one process.
 
 Horovod's communicator, which trains, is `dlguide.horovod.communicator.HorovodCommunicator`.
 """
