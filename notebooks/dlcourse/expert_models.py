@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dlcourse import texts
 from dlguide.collectives.communicator import counting_comm
-from dlguide.data import texts
 from dlguide.errors import require_known
 from dlguide.parallel import experts
 from dlguide.parallel.zero import UpdateRule

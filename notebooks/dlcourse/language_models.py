@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from dlcourse import texts
 from dlguide import models
-from dlguide.data import texts
 from dlguide.errors import require
 from dlguide.models import GPTShape
 from dlguide.parallel.zero import UpdateRule

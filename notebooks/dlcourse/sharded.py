@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.data import texts
+from dlcourse import texts
 from dlguide.parallel.zero import DenseLayer, UpdateRule, ZeroTrainer, softmax_cross_entropy
 
 CONTEXT = 4  # characters that are seen before the one to be predicted

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlcourse import texts
 from dlcourse.slow_links import ShapedLink
 from dlguide import models
-from dlguide.data import texts
 from dlguide.errors import require_known
 from dlguide.models import GPTShape
 from dlguide.parallel import compression

@@ -10,12 +10,12 @@ import pytest
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
-from dlcourse import pictures, search_theory, tensor_layouts
+from dlcourse import number_formats, pictures, search_theory, tensor_layouts
 from dlcourse.adversarial import Ring
+from dlcourse.onednn_rates import MatmulRate
 from dlcourse.phases import StartUp
 from dlcourse.pictures import cases
 from dlguide import search
-from dlguide.machine import number_formats, onednn
 from dlguide.parallel.overlap import OverlapStep, TraceEvent, predict
 from dlguide.published import load
 from dlguide.training import experiments as ex
@@ -440,9 +440,9 @@ def test_gradients_are_counted_once_each():
 
 def test_rates_are_the_bars_and_their_ratios_the_words():
     found = [
-        onednn.MatmulRate("AVX2", "fp32", "gemm", (1e11, 2e11)),
-        onednn.MatmulRate("DEFAULT", "fp32", "gemm", (2.5e11,)),
-        onednn.MatmulRate("AVX2", "int8", "gemm_s8", (5e11, 4e11)),
+        MatmulRate("AVX2", "fp32", "gemm", (1e11, 2e11)),
+        MatmulRate("DEFAULT", "fp32", "gemm", (2.5e11,)),
+        MatmulRate("AVX2", "int8", "gemm_s8", (5e11, 4e11)),
     ]
     axes = pictures.kernel_rates(found, {"int8 with VNNI": 1e12}).axes[0]
     assert [bar.get_width() for bar in axes.patches] == [200, 500, 250]

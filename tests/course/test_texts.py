@@ -1,6 +1,6 @@
 """Texts are whole, their tokens go there and back, and every rank draws the same windows.
 
-Tests dlguide.data.texts.
+Tests dlcourse.texts.
 """
 
 import lzma
@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlguide.data import texts
+from dlcourse import texts
 from dlguide.errors import DataError
 
-FOLDER = Path(__file__).parents[1] / "data/texts"
+FOLDER = Path(__file__).parents[2] / "data/texts"
 
 
 def test_the_text_is_long_enough_small_enough_and_described():
