@@ -40,7 +40,7 @@ class Text:
     @classmethod
     def load(cls) -> Text:
         """Cut the course's novels."""
-        tokens = texts.tokens(texts.load())
+        tokens = texts.novels()
         parts = [_windows(part.ids) for part in tokens.split(HELD_OUT_SHARE)]
         return cls(tokens.vocabulary, parts[0], parts[1][:HELD_OUT_WINDOWS])
 

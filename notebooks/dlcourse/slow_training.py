@@ -74,7 +74,7 @@ WAYS = {
 @cache
 def _texts() -> tuple[texts.TextTokens, texts.TextTokens]:
     """Return the text to learn from and its last tenth, which is held out."""
-    return texts.tokens(texts.load()).split(0.1)
+    return texts.novels().split(0.1)
 
 
 def shape() -> GPTShape:

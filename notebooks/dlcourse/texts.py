@@ -1,6 +1,6 @@
 """Texts to learn a language from: characters or bytes as tokens, and windows of them.
 
-tokens = texts.tokens(texts.load("austen"))
+tokens = texts.novels()
 inputs, labels = tokens.windows(length=64, count=32, seed=0, step=7)
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import lzma
 import os
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from dlguide.errors import DataError, require, require_count, require_known
 from dlguide.files import data_folder
 
-__all__ = ["TextTokens", "load", "tokens"]
+__all__ = ["TextTokens", "load", "novels", "tokens"]
 
 
 def load(name: str = "austen", folder: str | os.PathLike | None = None) -> str:
@@ -120,3 +121,9 @@ def tokens(text: str, kind: str = "characters") -> TextTokens:
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     found, ids = np.unique(points, return_inverse=True)
     return TextTokens(ids.astype(np.int32), "".join(map(chr, found.tolist())))
+
+
+@cache
+def novels() -> TextTokens:
+    """Return the characters of Austen's two novels, read once in a process."""
+    return tokens(load())
