@@ -8,7 +8,8 @@ that are in the table are not trained again. Losses and steps do not depend on t
 
 `sizes` writes `data/measured/language_sizes.csv`: part (choice: one seed, several rates; result:
 other seeds at the best rate; largest: at the rate that the smaller nets lead to), width,
-parameters that each token is multiplied by, tokens, rate, seed, held-out loss (nats per token).
+parameters that each token is multiplied by, tokens, rate, seed, held-out loss (nats per token). A
+seed fixes the initial weights and, for all widths alike, the order of the text's windows.
 `batches` writes `data/measured/language_batches.csv`: batch (sequences), rate, seed, steps to the
 target, 0 where it was not reached.
 """
@@ -129,8 +130,11 @@ def sizes(pool: ProcessPoolExecutor, end: float) -> None:
         ]
         for seed in SEEDS
     ]
-    largest = [job("largest", LARGEST, tokens, line(LARGEST), 0) for tokens in TOKENS[::-1]]
-    run([*results[0], *largest, *(each for more in results[1:] for each in more)])
+    largest = [
+        [job("largest", LARGEST, tokens, line(LARGEST), seed) for tokens in TOKENS[::-1]]
+        for seed in SEEDS
+    ]
+    run([each for pair in zip(results, largest, strict=True) for part in pair for each in part])
 
 
 def job(part: str, width: int, tokens: int, rate: float, seed: int) -> dict:

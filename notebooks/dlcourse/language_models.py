@@ -158,8 +158,8 @@ def steps_to(
 ) -> float | None:  # fmt: skip
     """Count the steps until the loss of a part of the held-out text is below a target.
 
-    The rate is constant after ten steps. The loss is looked at each time the steps have grown by
-    4 %, and the count is interpolated between the two last looks.
+    The rate is constant after ten steps. The loss is looked at when `next_look` says so, and the
+    count is interpolated between the two last looks.
 
     Returns:
         float: the steps; None when `most` are not enough.
@@ -178,8 +178,13 @@ def steps_to(
             if now[1] < target:
                 share = (before[1] - target) / (before[1] - now[1]) if before[0] else 1.0
                 return float(before[0] + share * (step - before[0]))
-            look, before = max(step + 1, round(1.04 * step)), now
+            look, before = next_look(step), now
     return None
+
+
+def next_look(step: int) -> int:
+    """Return the step after which the loss is looked at again: 4 % more steps, at least one."""
+    return max(step + 1, round(1.04 * step))
 
 
 def noise_scale(small: Sequence[float], large: Sequence[float], ranks: int, batch: int) -> float:

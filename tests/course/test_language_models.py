@@ -78,6 +78,10 @@ def test_steps_to_a_loss_are_counted_or_refused(net, text):
     assert lm.steps_to(net, text, 0.5, 8, 1e200, 0, most=5) is None
 
 
+def test_looks_are_four_percent_apart_and_at_least_one_step():
+    assert [lm.next_look(step) for step in (1, 25, 100, 1000)] == [2, 26, 104, 1040]
+
+
 def test_rate_rises_for_a_tenth_and_falls_to_zero():
     rates = [lm.rate_at(step, 100, 0.5) for step in range(101)]
     assert rates[9] == 0.5

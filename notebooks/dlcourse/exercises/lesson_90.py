@@ -197,12 +197,12 @@ EXERCISES = {
                 partial(noise_serial, biased=True),
             "Noise over gradient, not the inverse.": partial(noise_serial, swapped=True),
         },
-        remark="Two numbers per step are exchanged on top of the gradients."),
+        remark="One number per rank and step is exchanged on top of the gradients."),
     "90-4": Exercise(
         best_split,
         cases=[(1e18, (1.69, 406.4, 0.34, 410.7, 0.28)), (1e21, (1.69, 406.4, 0.34, 410.7, 0.28)),
                (1e12, (1.0, 20.0, 0.3, 100.0, 0.4))],
-        hint="Put D = C / (6 N) into the law, and set the derivative by N to 0.",
+        hint="The derivative is 0 where a A / N^a = b B / D^b, with D = C / (6 N).",
         mistakes={
             "6 flops for each parameter and token.": partial(best_split, each=1),
             "N grows with the exponent b / (a + b), D with a / (a + b).":
