@@ -89,6 +89,7 @@ def stage_lesson(path: Path, stage: Path) -> dict:
             print(f"{RUNS / path.name} is damaged and left out", file=sys.stderr)
     why, shown = state(written, ran), ran or written
     day, seconds = executed(shown)
+    shown["metadata"]["language_info"]["pygments_lexer"] = "ipython3"  # also where it has not run
     for cell in shown["cells"]:
         cell["attachments"] = cell.get("attachments", {})
         for output in cell.get("outputs", ()):
