@@ -30,7 +30,7 @@ SAVE_S = 0.25
 # mean time between failures (s), interval as a multiple of Daly's, seed, failures
 PLAN = [(5, 1, 0, 12), (10, 1, 0, 8), (20, 1, 0, 5)]
 PLAN += [(5, 0.5, 0, 12), (5, 2, 0, 12), *((5, times, 1, 12) for times in (0.5, 2, 1))]
-PLAN += [(10, 1, 1, 8), (20, 1, 1, 5), (5, 4, 0, 12), (5, 0.25, 0, 12)]
+PLAN += [(10, 1, 1, 8), (20, 1, 1, 5), (5, 4, 0, 12), (5, 0.25, 0, 12), (5, 1, 2, 12)]
 
 
 def row(mtbf_s: float, times: float, seed: int, kills: int, step_s: float) -> dict:

@@ -18,6 +18,7 @@ import sys
 
 import cloudpickle
 import numpy as np
+from report import report
 
 from dlguide.cluster import Cluster
 from dlguide.measure import Timing
@@ -140,11 +141,12 @@ def main() -> None:
         for name, each in seconds.items():
             print(f"{name:>16}: a step {Timing(tuple(each))}")
         one, other, none = (np.array(each) for each in seconds.values())
-        low, middle, high = np.quantile(one / other, [0.25, 0.5, 0.75])
         exposed = np.median(1 - none / one)
-        print(
-            f"Horovod / shared memory, turn by turn: {middle:.3f} ({low:.3f} to {high:.3f}); the "
-            f"exchange is {100 * exposed:.0f} % of Horovod's step"
+        report(
+            f"Horovod's step / with our allreduce, {net}, {nbytes / 1e6:.0f} MB of gradients, "
+            f"whose exchange is {100 * exposed:.0f} % of Horovod's step",
+            one / other,
+            seconds=list(seconds.values()),
         )
 
 

@@ -5,9 +5,9 @@
 The same small TensorFlow training loses rank 1 of 2 at step 30: `restart` starts both ranks again
 from a checkpoint; `elastic` goes on with one rank under `dlguide run --elastic`, in new processes;
 `Horovod over Gloo` is Horovod's own elastic mode, which keeps the process that is left;
-`restart, NumPy` is lesson 73's training, whose ranks load no TensorFlow. Horovod gives up a host
-that lost a process, so here it sees two, two names of this machine. Writes
-`data/measured/recovery.csv`.
+`restart, NumPy` is lesson 73's training, whose ranks load no TensorFlow: there the time ends where
+the next step begins. Horovod gives up a host that lost a process, so here it sees two, two names of
+this machine. Writes `data/measured/recovery.csv`.
 """
 
 from __future__ import annotations

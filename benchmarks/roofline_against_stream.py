@@ -18,8 +18,9 @@ from pathlib import Path
 
 from report import report
 
+from dlcourse import roofline
 from dlguide import commands
-from dlguide.machine import describe, roofline
+from dlguide.machine import describe
 
 SECONDS = 6.0
 STREAM = r"""

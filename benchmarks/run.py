@@ -66,6 +66,7 @@ BENCHMARKS = {
     "kmeans": Benchmark(),
     "auto_allreduce": Benchmark(),
     "overlap_by_way": Benchmark(),
+    "horovod_shared_memory": Benchmark(),
     "pipeline_bubble": Benchmark(),
     "layouts": Benchmark(("--no-write",)),
     "tuner_against_grid": Benchmark(),

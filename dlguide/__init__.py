@@ -48,7 +48,7 @@ def __getattr__(name: str) -> Any:
     if name in _NAMES:
         module, attribute = _NAMES[name]
         return getattr(import_module(f"dlguide.{module}"), attribute)
-    if name in _SUBPACKAGES or name == "exercises":  # the last only says where they are now
+    if name in _SUBPACKAGES:
         return import_module(f"dlguide.{name}")
     raise AttributeError(f"dlguide has no {name!r}; it has {', '.join(__all__)}")
 

@@ -105,9 +105,9 @@ def install(mpicc: str | None = None, force: bool = False, pytorch: bool = False
         RuntimeError: when a step fails; the text ends with the last lines of its output.
     """
     mpicc_path = find_mpicc(mpicc)
-    if not (_installed_version("tensorflow-cpu") or _installed_version("tensorflow")):
+    if not (installed_version("tensorflow-cpu") or installed_version("tensorflow")):
         raise MissingComponentError("Horovod is built against TensorFlow. Run `make setup`.")
-    if pytorch and not _installed_version("torch"):
+    if pytorch and not installed_version("torch"):
         raise MissingComponentError("Its part for PyTorch is built against it. Run `make pytorch`.")
     with _ended_by_signals():
         for found in [] if force else _finished(mpicc_path, pytorch):
@@ -180,7 +180,8 @@ def check_tools() -> None:
         ) from error
 
 
-def _installed_version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """Return the version of an installed distribution, None without it."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -198,15 +199,15 @@ def cache_key(mpicc: Path, pytorch: bool = False) -> str:
     The path of the MPI is part of it only for an MPI of the site; the mpich wheel is found relative
     to Horovod's own file.
     """
-    tensorflow = _installed_version("tensorflow-cpu") or _installed_version("tensorflow")
+    tensorflow = installed_version("tensorflow-cpu") or installed_version("tensorflow")
     if in_this_environment(mpicc):
-        mpi = f"mpich{_installed_version('mpich')}"
+        mpi = f"mpich{installed_version('mpich')}"
     else:
         shown = commands.run([mpicc, "-show"], timeout_s=60).output
         mpi = "site" + hashlib.sha256(f"{mpicc} {shown}".encode()).hexdigest()[:12]
     frameworks = f"tf{tensorflow}"
     if pytorch:
-        frameworks += f"-torch{_installed_version('torch')}"
+        frameworks += f"-torch{installed_version('torch')}"
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     machine = f"{platform.machine()}-{''.join(platform.libc_ver())}"
     return f"horovod{HOROVOD_VERSION}-{python}-{frameworks}-{mpi}-{machine}-recipe{RECIPE}"

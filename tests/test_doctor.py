@@ -152,7 +152,7 @@ def test_missing_compiler_fails_without_horovod_and_is_a_note_with_it(tmp_path, 
     monkeypatch.setenv("PATH", str(tmp_path))
     note = software.compiler(LIMIT_S)
     assert note.ok is None
-    monkeypatch.setattr(software, "_version", lambda name: None)
+    monkeypatch.setattr(software, "installed_version", lambda name: None)
     failure = software.compiler(LIMIT_S)
     assert failure.ok is False
     assert failure.found.startswith("g++ is needed")
@@ -170,7 +170,7 @@ def test_missing_compiler_fails_without_horovod_and_is_a_note_with_it(tmp_path, 
 )
 def test_version_is_compared_with_requirement_and_pin(installed, ok, found, monkeypatch):
     monkeypatch.setattr(
-        software, "_version", lambda name: installed if "tensorflow" in name else "1"
+        software, "installed_version", lambda name: installed if "tensorflow" in name else "1"
     )
     monkeypatch.setattr(software, "pins", lambda: {"tensorflow-cpu": "2.21.0"})
     finding = software._package(software.Requirement("tensorflow-cpu==2.21.*"))
@@ -183,7 +183,7 @@ def test_environment_without_clone_or_conda_never_asks_an_index_for_our_name(tmp
     monkeypatch.setattr(software, "_in_conda", lambda: False)
     assert software._setup().endswith(" -m pip install .  # in the clone of dlguide")
     absent = {"psutil": None, "dlcourse": None}
-    monkeypatch.setattr(software, "_version", lambda name: absent.get(name, "2.21.0"))
+    monkeypatch.setattr(software, "installed_version", lambda name: absent.get(name, "2.21.0"))
     monkeypatch.setattr(software, "pins", dict)
     finding = by_name(software.packages(LIMIT_S))["Packages"]
     assert finding.ok is False

@@ -80,16 +80,16 @@ def test_cache_that_cannot_be_written_is_told(tmp_path, monkeypatch):
 
 
 def test_missing_tensorflow_is_told(monkeypatch):
-    monkeypatch.setattr(install_horovod, "_installed_version", lambda name: None)
+    monkeypatch.setattr(install_horovod, "installed_version", lambda name: None)
     with pytest.raises(MissingComponentError, match="built against TensorFlow"):
         install_horovod.install()
 
 
 def test_missing_pytorch_is_told(monkeypatch):
-    version = install_horovod._installed_version
+    version = install_horovod.installed_version
     monkeypatch.setattr(
         install_horovod,
-        "_installed_version",
+        "installed_version",
         lambda name: None if name == "torch" else version(name),
     )
     with pytest.raises(MissingComponentError, match="Run `make pytorch`"):
@@ -104,7 +104,7 @@ def test_key_names_all_that_the_wheel_depends_on(tmp_path, monkeypatch):
     first = install_horovod.cache_key(site)
     program(tmp_path / "mpicc", "echo gcc -lmpi -lucp")
     assert len({own, first, install_horovod.cache_key(site)}) == 3
-    monkeypatch.setattr(install_horovod, "_installed_version", lambda name: "9.9")
+    monkeypatch.setattr(install_horovod, "installed_version", lambda name: "9.9")
     assert install_horovod.cache_key(BIN / "mpicc") != own
 
 
@@ -139,10 +139,10 @@ def test_empty_cache_builds_and_full_cache_does_not(cache):
 def test_wheels_with_and_without_pytorch_are_kept_apart(cache, monkeypatch):
     folder, notes = cache
     install_horovod.install()
-    version = install_horovod._installed_version
+    version = install_horovod.installed_version
     monkeypatch.setattr(
         install_horovod,
-        "_installed_version",
+        "installed_version",
         lambda name: "9.8" if name == "torch" else version(name),
     )
     own = install_horovod.install(pytorch=True).parent

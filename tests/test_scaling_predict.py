@@ -1,6 +1,6 @@
 """Throughput at many workers, predicted from a few: against known laws and published tables.
 
-Tests dlguide.scaling.predict and dlguide.plots.predicted_errors. The published tables are
+Tests dlguide.scaling.predict. The published tables are
 oracles: nothing here was measured by us.
 """
 
@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from dlguide import plots, published
+from dlguide import published
 from dlguide.scaling import costs, predict
-from dlguide.scaling.predict import TERMS, HeldOutPrediction
+from dlguide.scaling.predict import TERMS
 
 
 def series(table="throughput"):
@@ -208,25 +208,6 @@ def test_left_out_counts_are_not_seen():
     assert predict.held_out({1: 100.0, 8: 700.0}) == ()
     with pytest.raises(ValueError, match="two numbers of workers"):
         predict.held_out(law, upto=1)
-
-
-HELD = {
-    "a": [HeldOutPrediction(16, 110, 90, 130, 100), HeldOutPrediction(32, 150, 140, 160, 200)],
-    "none above 8": [],
-    "b": [HeldOutPrediction(16, 50, 49, 51, 50)],
-}
-
-
-def test_picture_shows_predicted_over_measured_and_the_interval():
-    drawn = plots.predicted_errors(HELD)
-    axes = drawn.axes[0]
-    assert [each.get_text() for each in axes.get_yticklabels()] == ["a", "b"]
-    marks = [line for line in axes.lines if len(line.get_xdata()) == 1]
-    assert [line.get_xdata()[0] for line in marks] == pytest.approx([1.1, 0.75, 1.0])
-    intervals = [tuple(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 2]
-    assert intervals[:3] == [(0.9, 1.3), (0.7, 0.8), (0.98, 1.02)]
-    assert [line.get_label() for line in marks] == ["16 workers", "32 workers", "16 workers"]
-    assert "a: 1.10 at 16, 0.75 at 32." in drawn._repr_html_()
 
 
 # --- strong scaling -----------------------------------------------------------------------------

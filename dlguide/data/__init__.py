@@ -11,7 +11,6 @@ __all__ = [
     "readers",
     "staging",
     "synthetic",
-    "texts",
     "verification",
 ]
 

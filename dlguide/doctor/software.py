@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from dlguide import commands, preflight
 from dlguide.doctor import mpi
 from dlguide.doctor.result import CheckResult
-from dlguide.install_horovod import HOROVOD_VERSION
+from dlguide.install_horovod import HOROVOD_VERSION, installed_version
 
 PYTHONS = SpecifierSet(">=3.11,<3.14")
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +80,7 @@ def compiler(limit_s: float) -> CheckResult:
     lack = preflight.compiler() or preflight.make()
     if not lack:
         return CheckResult("g++", True, "compiles C++17; make is there too")
-    built = _version("horovod") is not None
+    built = installed_version("horovod") is not None
     fix = "sudo apt-get install g++ make"
     note = " Horovod is built already; `dlguide install-horovod --force` would need it."
     return CheckResult("g++", None if built else False, lack + (note if built else ""), fix)
@@ -88,9 +88,9 @@ def compiler(limit_s: float) -> CheckResult:
 
 def jupyter(limit_s: float) -> CheckResult:
     """Start the notebooks' kernel and import ipyparallel in it; without the course only a note."""
-    lab = _version("jupyterlab")
+    lab = installed_version("jupyterlab")
     if lab is None:
-        needed = False if _version("dlcourse") else None
+        needed = False if installed_version("dlcourse") else None
         return CheckResult("Jupyter", needed, "jupyterlab is not installed", _setup("jupyterlab"))
     code = KERNEL.format(limit_s=limit_s)
     done = commands.run([sys.executable, "-c", code], limit_s, commands.without_mpi())
@@ -118,7 +118,7 @@ def libraries(limit_s: float) -> CheckResult:
 
 def _requirements() -> list[Requirement]:
     """What `dlguide`, and the course where it is installed, require on this machine."""
-    here = [name for name in OURS if _version(name) is not None]
+    here = [name for name in OURS if installed_version(name) is not None]
     lines = [line for name in here for line in metadata.requires(name) or []]
     found = [Requirement(line) for line in dict.fromkeys(lines)]
     return [
@@ -130,7 +130,7 @@ def _requirements() -> list[Requirement]:
 
 def _package(requirement: Requirement) -> CheckResult:
     name = requirement.name
-    installed = _version(name) or _version(OTHER_NAMES.get(name, name))
+    installed = installed_version(name) or installed_version(OTHER_NAMES.get(name, name))
     if installed is None and name in NOT_PYTHON_IN_CONDA and _in_conda():
         return CheckResult(name, True, "conda's")
     fix = _setup(_wanted(requirement))
@@ -152,7 +152,7 @@ def _wanted(requirement: Requirement) -> str:
 
 
 def _horovod() -> CheckResult:
-    installed = _version("horovod")
+    installed = installed_version("horovod")
     if installed == HOROVOD_VERSION:
         return CheckResult("Horovod", True, installed)
     found = "is not installed" if installed is None else f"{installed}, needed {HOROVOD_VERSION}"
@@ -174,13 +174,6 @@ def pins() -> dict[str, str]:
 
 def _applies(requirement: Requirement) -> bool:
     return requirement.marker is None or requirement.marker.evaluate()
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _in_conda() -> bool:

@@ -1,7 +1,7 @@
 """The machine as this process may use it, and how ranks share it.
 
 `machine.describe()` and `machine.threads.plan()` are the usual start. Other modules are imported
-when their names are first used: `machine.roofline`, `machine.int8`, `machine.processors`, ...
+when their names are first used: `machine.accelerators`, `machine.libraries`, `machine.onednn`.
 """
 
 from importlib import import_module
@@ -14,15 +14,9 @@ __all__ = [
     "Machine",
     "accelerators",
     "describe",
-    "gpu_topology",
     "imagine",
-    "int8",
     "libraries",
-    "number_formats",
     "onednn",
-    "onnx_export",
-    "processors",
-    "roofline",
     "threads",
     "topology",
 ]

@@ -6,7 +6,6 @@ SwiGLU, RMS normalisation before each part, no biases.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -143,25 +142,10 @@ def gpt(make: SeededLayers, shape: Shape, sizes: Sizes, dropout: float) -> keras
         (arXiv:2104.09864), the halves of a head rotated as one, as GPT-NeoX does; groups of heads:
         Ainslie et al. 2023 (arXiv:2305.13245); SwiGLU: Shazeer 2020 (arXiv:2002.05202).
     """
-    return decoder(make, shape, GPTShape(**{name: int(size) for name, size in sizes.items()}))
-
-
-def decoder(
-    make: SeededLayers,
-    shape: Shape,
-    net: GPTShape,
-    ranks: int = 1,
-    enter: Callable[[Any, str], Any] = lambda x, name: x,
-    leave: Callable[[Any, str], Any] = lambda x, name: x,
-) -> keras.Model:
-    """Build `gpt`, or one rank's share of the heads and hidden values of each block.
-
-    `enter` is applied to what a part of a block reads and `leave` to what it gives, so that ranks
-    can sum their shares (`parallel.tensor`); the rest of the net is whole.
-    """
     import keras
     from keras import ops
 
+    net = GPTShape(**{name: int(size) for name, size in sizes.items()})
     width, head = net.width, net.width // net.heads
     cos, sin = rotations(net.length, head, "float64" if make.dtype == "float64" else "float32")
 
@@ -172,13 +156,12 @@ def decoder(
         shape = (net.length, heads, head)
         return make("EinsumDense", x, "bld,dhk->blhk", output_shape=shape, name=name)
 
-    def add(x: Any, branch: Any, units: int, name: str) -> Any:
+    def add(x: Any, branch: Any, name: str) -> Any:
         """Project a branch back to the width and add it."""
         deviation = 0.02 / (2 * net.layers) ** 0.5
         start = keras.initializers.RandomNormal(stddev=deviation, seed=next(make.seeds))
         options = {"use_bias": False, "kernel_initializer": start, "name": f"{name}_out"}
-        branch = leave(make("Dense", branch, units, **options), f"{name}_leave")
-        return make("Add", [x, branch], name=f"{name}_add")
+        return make("Add", [x, make("Dense", branch, width, **options)], name=f"{name}_add")
 
     inputs = keras.Input(shape, dtype="int32", name="tokens_in")
     kind = keras.layers.ReversibleEmbedding if net.tied else keras.layers.Embedding
@@ -188,10 +171,9 @@ def decoder(
     for number in range(1, net.layers + 1):
         name = f"block{number}"
         y = make("RMSNormalization", x, epsilon=_EPSILON, name=f"{name}_norm1")
-        y = enter(y, f"{name}_attention_enter")
-        q = project(y, net.heads // ranks, f"{name}_query")
-        k = project(y, net.key_value_heads // ranks, f"{name}_key")
-        v = project(y, net.key_value_heads // ranks, f"{name}_value")
+        q = project(y, net.heads, f"{name}_query")
+        k = project(y, net.key_value_heads, f"{name}_key")
+        v = project(y, net.key_value_heads, f"{name}_value")
         q, k = (
             one if one.dtype == v.dtype else ops.cast(one, v.dtype)
             for one in (rotate(q, head**-0.5), rotate(k))  # Keras' own scale is rounded to float32
@@ -199,15 +181,14 @@ def decoder(
         if k.shape[2] == 1 < q.shape[2]:  # Keras repeats them for two groups and more only
             k, v = (ops.repeat(one, q.shape[2], axis=2) for one in (k, v))
         y = ops.dot_product_attention(q, k, v, scale=1.0, is_causal=True)
-        y = make("Reshape", y, (net.length, width // ranks), name=f"{name}_heads")
-        x = add(x, y, width, f"{name}_attention")
+        y = make("Reshape", y, (net.length, width), name=f"{name}_heads")
+        x = add(x, y, f"{name}_attention")
         y = make("RMSNormalization", x, epsilon=_EPSILON, name=f"{name}_norm2")
-        y = enter(y, f"{name}_mlp_enter")
-        gate = make("Dense", y, net.hidden // ranks, use_bias=False, name=f"{name}_gate")
+        gate = make("Dense", y, net.hidden, use_bias=False, name=f"{name}_gate")
         gate = make("Activation", gate, "silu", name=f"{name}_silu")
-        up = make("Dense", y, net.hidden // ranks, use_bias=False, name=f"{name}_up")
+        up = make("Dense", y, net.hidden, use_bias=False, name=f"{name}_up")
         y = make("Multiply", [gate, up], name=f"{name}_swiglu")
-        x = add(x, y, width, f"{name}_mlp")
+        x = add(x, y, f"{name}_mlp")
     x = make("RMSNormalization", x, epsilon=_EPSILON, name="norm")
     if net.tied:
         x = tokens(x, reverse=True)

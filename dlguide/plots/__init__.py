@@ -13,7 +13,7 @@ from dlguide.plots.bench import (
     tuning,
 )
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
-from dlguide.plots.prediction import predicted_errors, prediction
+from dlguide.plots.prediction import prediction
 from dlguide.plots.timeline import timeline
 from dlguide.plots.training import scaling, training, utilisation
 
@@ -28,7 +28,6 @@ __all__ = [
     "allreduce_shares",
     "figure",
     "onednn_speeds",
-    "predicted_errors",
     "prediction",
     "reading_speeds",
     "scaling",

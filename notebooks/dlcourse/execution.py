@@ -22,6 +22,7 @@ from collections.abc import Iterable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,7 @@ class Execution:
     error: str = ""
     skipped: str = ""
     fast: bool = False
+    first_s: float | None = None  # until the first output
 
     def __str__(self) -> str:
         if self.skipped:
@@ -125,7 +127,9 @@ class Execution:
         slow = self.seconds > LIMIT_S and not self.fast
         late = f"  (more than {LIMIT_S:.0f} s)" if slow else ""
         cut = "" if self.network_cut else "  (with network)"
-        line = f"{'ok  ' if self.ok else 'FAIL'}  {self.seconds:6.1f} s  {self.name}{late}{cut}"
+        first = "" if self.first_s is None else f"  (first output after {self.first_s:.1f} s)"
+        went = "ok  " if self.ok else "FAIL"
+        line = f"{went}  {self.seconds:6.1f} s  {self.name}{first}{late}{cut}"
         return line if self.ok else f"{line}\n{self.error}"
 
 
@@ -155,7 +159,20 @@ def execute(
     error = "" if done.ok else done.tail(40)
     if done.status is None:
         error = f"did not end within {limit_s:g} s"
-    return Execution(name, done.ok, done.seconds, bool(cutter), error, fast=fast)
+    first_s = first_output_s(Path(output)) if output is not None and done.ok else None
+    return Execution(name, done.ok, done.seconds, bool(cutter), error, fast=fast, first_s=first_s)
+
+
+def first_output_s(executed: Path) -> float | None:
+    """Return when the first cell with an output ended (s), without the stamp and guesses."""
+    cells = json.loads(executed.read_text(encoding="utf-8"))["cells"]
+    stamp, *others = (cell for cell in cells if cell["cell_type"] == "code")
+    for cell in others:
+        if cell["outputs"] and "dlcourse.guess(" not in "".join(cell["source"]):
+            begin = stamp["metadata"]["execution"]["iopub.execute_input"]
+            end = cell["metadata"]["execution"]["shell.execute_reply"]
+            return (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()
+    return None
 
 
 def execute_all(

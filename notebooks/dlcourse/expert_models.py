@@ -11,14 +11,13 @@ have together. Everything else is the same: initial weights, batches, Adam, the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dlcourse import texts
 from dlguide.collectives.communicator import counting_comm
-from dlguide.data import texts
 from dlguide.errors import require_known
 from dlguide.parallel import experts
 from dlguide.parallel.zero import UpdateRule
@@ -93,11 +92,6 @@ def initial_ends(vocabulary: int, seed: int) -> list[np.ndarray]:
     ]
 
 
-@cache
-def _text() -> texts.TextTokens:
-    return texts.tokens(texts.load())
-
-
 def train(
     comm: Comm, kind: str, seed: int = 0, rate: float | None = None, steps: int = STEPS
 ) -> Run:
@@ -109,7 +103,7 @@ def train(
         rate: of Adam, falling to 0 in a straight line; None takes that of `RATES`.
     """
     rate = RATES[require_known(kind, RATES, "kind")] if rate is None else rate
-    text = _text()
+    text = texts.novels()
     learned, held_out = text.split(0.05)
     counting = comm if hasattr(comm, "sent_bytes") else counting_comm(comm)
     has_experts = kind.startswith("experts")

@@ -2,7 +2,7 @@
 
 A loop of C multiplies numbers that stay in registers: no memory, no conversion. It is no strict
 bound: other kernels reach a few percent more. Integer products without VNNI take
-three instructions, with it one (`dlguide.machine.number_formats.INSTRUCTIONS`).
+three instructions, with it one (`dlcourse.number_formats.INSTRUCTIONS`).
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from dlcourse import texts
 from dlguide import models
-from dlguide.data import texts
 from dlguide.errors import require
 from dlguide.models import GPTShape
 from dlguide.parallel.zero import UpdateRule
@@ -40,7 +40,7 @@ class Text:
     @classmethod
     def load(cls) -> Text:
         """Cut the course's novels."""
-        tokens = texts.tokens(texts.load())
+        tokens = texts.novels()
         parts = [_windows(part.ids) for part in tokens.split(HELD_OUT_SHARE)]
         return cls(tokens.vocabulary, parts[0], parts[1][:HELD_OUT_WINDOWS])
 

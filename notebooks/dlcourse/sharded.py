@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import tracemalloc
-from functools import cache
 from itertools import pairwise
 from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
 
-from dlguide.data import texts
+from dlcourse import texts
 from dlguide.parallel.zero import DenseLayer, UpdateRule, ZeroTrainer, softmax_cross_entropy
 
 CONTEXT = 4  # characters that are seen before the one to be predicted
 
 
-@cache
-def _text() -> texts.TextTokens:
-    return texts.tokens(texts.load())
-
-
 def text_batch(count: int, step: int, dtype: str = "f8") -> tuple[np.ndarray, np.ndarray]:
     """Return windows of the text, each character as a one-hot vector, and what follows each."""
-    inputs, labels = _text().windows(CONTEXT, count, seed=0, step=step)
-    hot = np.eye(_text().vocabulary, dtype=dtype)[inputs]
+    inputs, labels = texts.novels().windows(CONTEXT, count, seed=0, step=step)
+    hot = np.eye(texts.novels().vocabulary, dtype=dtype)[inputs]
     return hot.reshape(count, -1), labels[:, -1]
 
 
 def text_layers(dtype: str = "f8", depth: int = 12) -> list[DenseLayer]:
     """Return equal dense layers and a narrow one, which predict the next character."""
-    words = _text().vocabulary
+    words = texts.novels().vocabulary
     sides = [CONTEXT * words] * (depth + 1) + [words]
     pairs = list(pairwise(sides))
     return [

@@ -251,9 +251,16 @@ def _shaped(bits_per_s: float, latency_s: float, nbytes: int, seconds: float) ->
 
 
 def exchanges(comm: Comm, nbytes: int, repeats: int) -> list[float]:
-    """Return times (s) of an allreduce by the MPI library, of the slowest rank."""
-    array = np.zeros(nbytes // 4, np.float32)
-    return list(timing(lambda: _mean(array, comm), repeats, 1, comm).seconds)
+    """Return times (s) of an allreduce of ones, of the slowest rank, and require right sums."""
+    ones, sums = np.ones(nbytes // 4, np.float32), []
+
+    def exchange() -> None:
+        sums.append(collectives.allreduce(ones.copy(), comm, check=False))
+
+    found = timing(exchange, repeats, 1, comm)
+    if not all(comm.allgather(all(np.all(each == comm.size) for each in sums))):
+        raise ArithmeticError("A sum of ones over the ranks is not their number.")
+    return list(found.seconds)
 
 
 def computing(comm: Comm, net: str, blocks: int) -> list[float]:

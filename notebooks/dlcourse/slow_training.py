@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlcourse import texts
 from dlcourse.slow_links import ShapedLink
 from dlguide import models
-from dlguide.data import texts
 from dlguide.errors import require_known
 from dlguide.models import GPTShape
 from dlguide.parallel import compression
@@ -109,7 +109,7 @@ TIMED = tuple(SCHEMES)[:6]  # on links; the others are only trained
 @cache
 def _texts() -> tuple[texts.TextTokens, texts.TextTokens]:
     """Return the text to learn from and its last tenth, which is held out."""
-    return texts.tokens(texts.load()).split(0.1)
+    return texts.novels().split(0.1)
 
 
 def shape() -> GPTShape:

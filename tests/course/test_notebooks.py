@@ -101,6 +101,7 @@ def test_execute_runs_in_the_notebooks_folder_and_leaves_the_file_as_it_is(tmp_p
     assert result.ok
     assert result.error == ""
     assert result.name == path.name
+    assert 0 < result.first_s < result.seconds
     assert path.read_bytes() == before
     cell = nbformat.read(output, 4).cells[1]
     assert cell.outputs[0].text == f"{tmp_path} 42\n"
@@ -347,6 +348,21 @@ BAD = {
 def test_bad_form_is_reported(index, change, complaint, good):
     good["cells"][index].update(change)
     assert any(complaint in line for line in form.complaints(good))
+
+
+def test_first_output_is_that_of_a_cell_below_the_stamp_that_is_no_guess(tmp_path):
+    def executed(number, source, outputs):
+        times = {"iopub.execute_input": number, "shell.execute_reply": number + 1}
+        times = {name: f"2026-01-01T00:00:{second:02}.5Z" for name, second in times.items()}
+        cell = {"cell_type": "code", "source": [source], "outputs": outputs}
+        return cell | {"metadata": {"execution": times}}
+
+    cells = [executed(3, "print(machine)", [{}]), executed(4, "x = 1", [])]
+    cells += [executed(6, 'dlcourse.guess("20-x", x_s=...)', [{}]), executed(9, "x", [{}])]
+    path = tmp_path / "executed.ipynb"
+    for kept, seconds in ((cells, 7.0), (cells[:3], None)):
+        path.write_text(json.dumps({"cells": [{"cell_type": "markdown"}, *kept]}))
+        assert execution.first_output_s(path) == seconds
 
 
 @pytest.mark.parametrize(

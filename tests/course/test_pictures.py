@@ -10,14 +10,15 @@ import pytest
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
-from dlcourse import pictures, search_theory, tensor_layouts
+from dlcourse import number_formats, pictures, search_theory, tensor_layouts
 from dlcourse.adversarial import Ring
+from dlcourse.onednn_rates import MatmulRate
 from dlcourse.phases import StartUp
 from dlcourse.pictures import cases
 from dlguide import search
-from dlguide.machine import number_formats, onednn
 from dlguide.parallel.overlap import OverlapStep, TraceEvent, predict
 from dlguide.published import load
+from dlguide.scaling.predict import HeldOutPrediction
 from dlguide.training import experiments as ex
 
 
@@ -440,9 +441,9 @@ def test_gradients_are_counted_once_each():
 
 def test_rates_are_the_bars_and_their_ratios_the_words():
     found = [
-        onednn.MatmulRate("AVX2", "fp32", "gemm", (1e11, 2e11)),
-        onednn.MatmulRate("DEFAULT", "fp32", "gemm", (2.5e11,)),
-        onednn.MatmulRate("AVX2", "int8", "gemm_s8", (5e11, 4e11)),
+        MatmulRate("AVX2", "fp32", "gemm", (1e11, 2e11)),
+        MatmulRate("DEFAULT", "fp32", "gemm", (2.5e11,)),
+        MatmulRate("AVX2", "int8", "gemm_s8", (5e11, 4e11)),
     ]
     axes = pictures.kernel_rates(found, {"int8 with VNNI": 1e12}).axes[0]
     assert [bar.get_width() for bar in axes.patches] == [200, 500, 250]
@@ -744,3 +745,22 @@ def test_every_picture_is_described_in_words(draw, arguments):
     figure = draw(*arguments)
     assert figure._repr_html_().startswith("<img alt=")
     assert len(words(figure)) > 20
+
+
+HELD = {
+    "a": [HeldOutPrediction(16, 110, 90, 130, 100), HeldOutPrediction(32, 150, 140, 160, 200)],
+    "none above 8": [],
+    "b": [HeldOutPrediction(16, 50, 49, 51, 50)],
+}
+
+
+def test_picture_shows_predicted_over_measured_and_the_interval():
+    drawn = pictures.predicted_errors(HELD)
+    axes = drawn.axes[0]
+    assert [each.get_text() for each in axes.get_yticklabels()] == ["a", "b"]
+    marks = [line for line in axes.lines if len(line.get_xdata()) == 1]
+    assert [line.get_xdata()[0] for line in marks] == pytest.approx([1.1, 0.75, 1.0])
+    intervals = [tuple(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 2]
+    assert intervals[:3] == [(0.9, 1.3), (0.7, 0.8), (0.98, 1.02)]
+    assert [line.get_label() for line in marks] == ["16 workers", "32 workers", "16 workers"]
+    assert "a: 1.10 at 16, 0.75 at 32." in drawn._repr_html_()

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from fake_machine import machine as fake
 
-from dlcourse import pictures
-from dlguide.machine import gpu_topology, processors, roofline
-from dlguide.machine.roofline import Roof
+from dlcourse import gpu_topology, pictures, processors, roofline
+from dlcourse.roofline import Roof
 
 ROOF = Roof(
     processor="Some Processor",

@@ -63,6 +63,22 @@ def crowded(comm):
     return sum(seconds) / 3, used_s
 
 
+def spoiled(comm):
+    """What is said about sums of which one element is wrong on the last rank."""
+
+    def wrong(array, comm, check):
+        array[:] = comm.size
+        array[-1] += comm.rank + 1 == comm.size
+        return array
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slow_links.collectives, "allreduce", wrong)
+        try:
+            return slow_links.exchanges(comm, 4000, 2)
+        except ArithmeticError as error:
+            return str(error)
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_fusion_changes_no_weight_and_all_ranks_agree(ranks):
@@ -70,6 +86,11 @@ def test_fusion_changes_no_weight_and_all_ranks_agree(ranks):
         every = cluster.run(both, "deep")
         slower = cluster.run(slow_links.train, "deep", "fused", 1, [0.001, 0.02, 0.001][:ranks])
         crowd = cluster.run(crowded)
+        quick = cluster.run(slow_links.exchanges, 4000, 3)
+        told = cluster.run(spoiled)
+    assert len(quick[0]) == 3
+    assert all(seconds == quick[0] for seconds in quick)
+    assert told == ["A sum of ones over the ranks is not their number."] * ranks
     assert all(seconds > 1.3 * used_s for seconds, used_s in crowd)  # waiting for the core counts
     for scheme in slow_links.SCHEMES:
         for seconds, weights in (found[scheme] for found in every):

@@ -51,8 +51,8 @@ def fixed(data, watch, callbacks):
 
 def facts(answer, comm):
     """What one rank's training with the answer showed."""
+    from dlcourse import trial
     from dlguide.data import datasets
-    from dlguide.training.audit import trial
 
     returned = []
     try:

@@ -31,8 +31,8 @@ _PICTURES = {
         "worker_timeline"
     ),
     "scaling": (
-        "checkpoint_interval exchange_efficiency predictions_of_one_count step_parts "
-        "three_ways_to_wait undivided_hours"
+        "checkpoint_interval exchange_efficiency predicted_errors predictions_of_one_count "
+        "step_parts three_ways_to_wait undivided_hours"
     ),
     "search": "projections rank_bars search_scores",
     "storage": "durations epoch_times file_map file_system gains_by_size pace striping",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlcourse.pictures.shapes import log_counts
+from dlguide.errors import require
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 from dlguide.scaling import step
 
@@ -148,4 +149,46 @@ def checkpoint_interval(
     log_counts(axes, [2, 5, 10, 20, 50, 100], "minutes of work between two checkpoints")
     axes.set(ylabel="extra time in % of the work", ylim=(0, 45))
     axes.legend(frameon=False)
+    return drawn
+
+
+def predicted_errors(rows: Mapping[str, Sequence[Any]]) -> Figure:
+    """Draw how far predictions lie from what was measured.
+
+    A mark is predicted / measured, its line the interval over the same measurement: where it
+    crosses 1, the interval holds the truth.
+
+    Args:
+        rows: for each series what `scaling.predict.held_out` gave, the first on top; empty ones
+            are left out.
+    """
+    series = {name: list(held) for name, held in rows.items() if held}
+    require(bool(series), "rows", "hold at least one prediction", 0)
+    counts = sorted({each.workers for held in series.values() for each in held})
+    styles = {count: _STYLES[place % len(_STYLES)] for place, count in enumerate(counts)}
+    alt = "Predicted over measured throughput. " + " ".join(
+        f"{name}: " + ", ".join(f"{1 + each.error:.2f} at {each.workers}" for each in held) + "."
+        for name, held in series.items()
+    )
+    drawn, (axes,) = figure(width=8.4, height=1.1 + 0.42 * len(series), alt=alt)
+    for row, held in enumerate(series.values()):
+        for place, each in enumerate(held):
+            colour, marker, _ = styles[each.workers]
+            y = row + 0.24 * (place - (len(held) - 1) / 2)
+            ends = each.low / each.measured, each.high / each.measured
+            axes.plot(ends, (y, y), color=colour, linewidth=1.4, alpha=0.55)
+            label = f"{each.workers} workers"
+            axes.plot(1 + each.error, y, marker, color=colour, markersize=5, label=label)
+    axes.axvline(1.0, color=GREY, linestyle="--", linewidth=1)
+    axes.set_yticks(range(len(series)), list(series), fontsize=8)
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    axes.set_title("Predicted throughput over measured throughput", fontsize=10)
+    axes.set_xlabel("predicted / measured; line: 90 % interval")
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    order = [f"{count} workers" for count in counts]
+    drawn.legend(
+        [handles[label] for label in order], order, loc="outside lower center",
+        ncols=len(order), frameon=False, fontsize=8,
+    )  # fmt: skip
     return drawn

@@ -60,11 +60,6 @@ class Estimate(NamedTuple):
         """What `dlcourse.pictures` draws of it."""
         return self[:4]
 
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the interval lies on one side of 0."""
-        return self.low > 0 or self.high < 0
-
 
 def interval(estimate: Estimate, sign: str = "") -> str:
     """Format a value with its interval; `sign="+"` writes the sign of positive values too.

@@ -3,7 +3,7 @@
     roof = roofline.measure()
     roofline.place(roof, "dense layer", flops, nbytes).bound  # "memory" or "compute"
 
-Each part is measured in a new process (`python -m dlguide.machine.roofline PART JSON`), so that
+Each part is measured in a new process (`python -m dlcourse.roofline PART JSON`), so that
 neither TensorFlow nor its threads come into the calling one; see `dlguide.measure.limits`.
 """
 
@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from dlcourse import int8
 from dlguide.errors import require, require_count, require_positive
-from dlguide.machine import int8
 from dlguide.machine.topology import Machine, describe, last_level_cache_bytes
 from dlguide.measure import limits
 

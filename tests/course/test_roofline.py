@@ -1,6 +1,6 @@
 """The roof: predictions are the guide's, places follow the formula, nothing pretends.
 
-Tests dlguide.machine.roofline.
+Tests dlcourse.roofline.
 """
 
 import json
@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 from fake_machine import machine as fake
 
+from dlcourse import roofline
+from dlcourse.roofline import Roof
 from dlguide import machine
-from dlguide.machine import roofline
-from dlguide.machine.roofline import Roof
 
 ROOF = Roof(
     processor="Some Processor",
@@ -59,7 +59,7 @@ def test_measure_here_finds_what_the_processor_has_and_loads_nothing_into_the_ca
     code = (
         "import dataclasses, json, sys\n"
         "from dlguide import machine\n"
-        "from dlguide.machine import roofline\n"
+        "from dlcourse import roofline\n"
         "roof = roofline.measure(seconds=1.0)\n"
         "assert not {'tensorflow', 'onnxruntime', 'onnx'} & set(sys.modules)\n"
         "print(json.dumps(dataclasses.asdict(roof)))\n"

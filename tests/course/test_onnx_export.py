@@ -1,6 +1,6 @@
 """A net in ONNX gives what Keras gives, run by an engine that knows nothing of Keras.
 
-Tests dlguide.machine.onnx_export.
+Tests dlcourse.onnx_export.
 """
 
 import keras
@@ -8,8 +8,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from dlcourse import onnx_export
 from dlguide import models
-from dlguide.machine import onnx_export
 
 LAYERS = keras.layers
 

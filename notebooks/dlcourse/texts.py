@@ -1,6 +1,6 @@
-"""Texts to learn a language from: characters or bytes as tokens, and windows of them.
+"""Texts to learn a language from: characters as tokens, and windows of them.
 
-tokens = texts.tokens(texts.load("austen"))
+tokens = texts.novels()
 inputs, labels = tokens.windows(length=64, count=32, seed=0, step=7)
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import lzma
 import os
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from dlguide.errors import DataError, require, require_count, require_known
 from dlguide.files import data_folder
 
-__all__ = ["TextTokens", "load", "tokens"]
+__all__ = ["TextTokens", "load", "novels", "tokens"]
 
 
 def load(name: str = "austen", folder: str | os.PathLike | None = None) -> str:
@@ -48,23 +49,21 @@ def load(name: str = "austen", folder: str | os.PathLike | None = None) -> str:
 
 @dataclass(frozen=True, eq=False)
 class TextTokens:
-    """A text as whole numbers; `alphabet` has what each stands for, None for bytes."""
+    """A text as whole numbers; `alphabet` has the character that each stands for."""
 
     ids: np.ndarray
-    alphabet: str | None
+    alphabet: str
 
     @property
     def vocabulary(self) -> int:
         """Number of different tokens."""
-        return 256 if self.alphabet is None else len(self.alphabet)
+        return len(self.alphabet)
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def text(self, ids: Any) -> str:
         """Return the text of some tokens."""
-        if self.alphabet is None:
-            return bytes(int(one) for one in ids).decode(errors="replace")
         return "".join(self.alphabet[int(one)] for one in ids)
 
     def split(self, share: float) -> tuple[TextTokens, TextTokens]:
@@ -97,26 +96,23 @@ class TextTokens:
         return self.ids[places], self.ids[places + 1]
 
 
-def tokens(text: str, kind: str = "characters") -> TextTokens:
-    """Turn a text into tokens.
-
-    Args:
-        kind: "characters" numbers those that occur, in their order; "bytes" are those of UTF-8.
-
-    Returns:
-        TextTokens: one token for each character or byte.
+def tokens(text: str) -> TextTokens:
+    """Number the characters that occur in a text, in their order.
 
     Raises:
-        ValueError: when the text is empty or the kind is unknown.
+        ValueError: when the text is empty.
 
     >>> one = tokens("abba")
     >>> one.ids.tolist(), one.vocabulary, one.text([1, 0])
     ([0, 1, 1, 0], 2, 'ba')
     """
-    require_known(kind, ("characters", "bytes"), "kind")
     require(bool(text), "text", "hold at least one character", text)
-    if kind == "bytes":
-        return TextTokens(np.frombuffer(text.encode(), np.uint8).astype(np.int32), None)
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     found, ids = np.unique(points, return_inverse=True)
     return TextTokens(ids.astype(np.int32), "".join(map(chr, found.tolist())))
+
+
+@cache
+def novels() -> TextTokens:
+    """Return the characters of Austen's two novels, read once in a process."""
+    return tokens(load())

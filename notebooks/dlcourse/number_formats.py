@@ -342,6 +342,30 @@ def best_scale(values: ArrayLike, format: str = "fp16", margin: float = 8.0) -> 
     return float(2.0 ** np.floor(np.log2(named(format).largest / (margin * largest))))
 
 
+def e2m1(values: np.ndarray) -> np.ndarray:
+    """Round to 4 bits with two exponent bits and one fraction bit: 0, 0.5, 1, 1.5, 2, 3, 4, 6.
+
+    Source:
+        OCP Microscaling Formats (MX) Specification, version 1.0 (2023), section 5.3.
+
+    >>> e2m1(np.array([0.2, -1.3, 5.1])).tolist()
+    [0.0, -1.5, 6.0]
+    """
+    return np.asarray(values).astype(_dtype("float4_e2m1fn")).astype("float32")
+
+
+def power_of_two(scales: np.ndarray) -> np.ndarray:
+    """The scale of MXFP4 for each block, from its largest value divided by 6.
+
+    The specification takes the power of two below the largest value, divided by 4; a value above
+    6 times that scale saturates.
+
+    Source:
+        OCP Microscaling Formats (MX) Specification, version 1.0 (2023), section 6.3.
+    """
+    return 2.0 ** (np.floor(np.log2(6 * scales)) - 2)
+
+
 def _dtype(name: str) -> Any:
     import ml_dtypes
 

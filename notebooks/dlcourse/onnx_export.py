@@ -124,7 +124,7 @@ class _Graph:
             return self.walk(layer, names)
         kind = type(layer).__name__
         what = f"{kind} ({layer.name!r})"
-        then = "Use another layer, or add it to dlguide.machine.onnx_export."
+        then = "Use another layer, or add it to dlcourse.onnx_export."
         require(kind in _WRITE, "model", f"have layers among {', '.join(_WRITE)}", what, then)
         last = getattr(layer, "data_format", "channels_last") == "channels_last"
         require(last, "model", "have its channels last", what)

@@ -1,6 +1,6 @@
 """Number formats against NumPy's and ml_dtypes' own tables, and sums against exact integers.
 
-Tests dlguide.machine.number_formats.
+Tests dlcourse.number_formats.
 """
 
 import math
@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlcourse import number_formats
 from dlguide import published
-from dlguide.machine import number_formats
 
 DTYPES = {
     name: np.dtype(each.dtype if hasattr(np, each.dtype) else getattr(ml_dtypes, each.dtype))

@@ -1,6 +1,6 @@
 """Texts are whole, their tokens go there and back, and every rank draws the same windows.
 
-Tests dlguide.data.texts.
+Tests dlcourse.texts.
 """
 
 import lzma
@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlguide.data import texts
+from dlcourse import texts
 from dlguide.errors import DataError
 
-FOLDER = Path(__file__).parents[1] / "data/texts"
+FOLDER = Path(__file__).parents[2] / "data/texts"
 
 
 def test_the_text_is_long_enough_small_enough_and_described():
@@ -26,13 +26,13 @@ def test_the_text_is_long_enough_small_enough_and_described():
     assert texts.load("sonnets") == (FOLDER / "sonnets.txt").read_text()
 
 
-@given(text=st.text(min_size=1), kind=st.sampled_from(["characters", "bytes"]))
-def test_tokens_go_there_and_back(text, kind):
-    found = texts.tokens(text, kind)
+@given(text=st.text(min_size=1))
+def test_tokens_go_there_and_back(text):
+    found = texts.tokens(text)
     assert found.text(found.ids) == text
     assert found.ids.dtype == np.int32
     assert found.ids.max() < found.vocabulary
-    assert found.vocabulary == (256 if kind == "bytes" else len(set(text)))
+    assert found.vocabulary == len(set(text))
 
 
 def test_windows_are_places_of_the_text_and_labels_follow_them():
@@ -69,7 +69,5 @@ def test_what_is_not_there_or_damaged_is_refused(tmp_path):
         found.windows(3, 1, 0)
     with pytest.raises(ValueError, match="`share` must lie between 0 and 1, got 1"):
         found.split(1)
-    with pytest.raises(ValueError, match="`kind` must be one of bytes, characters"):
-        texts.tokens("abc", "words")
     with pytest.raises(ValueError, match="`text` must hold at least one character"):
         texts.tokens("")

@@ -1,6 +1,6 @@
 """A trial notes on real ranks what a program did: losses, distances, samples, evidence.
 
-Tests dlguide.training.audit.trial; one launch for each number of ranks.
+Tests dlcourse.trial; one launch for each number of ranks.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def trials(samples, test, names):
 
     import numpy as np
 
+    from dlcourse import trial
     from dlguide.data.datasets import Dataset
-    from dlguide.training.audit import trial
 
     draw = np.random.default_rng(0)
     images = draw.normal(size=(samples + test, 5)).astype(np.float32)

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlcourse import onnx_export
 from dlguide import measure
 from dlguide.errors import require, require_count
-from dlguide.machine import onnx_export, topology
+from dlguide.machine import topology
 from dlguide.machine.topology import describe
 from dlguide.measure.limits import in_turns
 

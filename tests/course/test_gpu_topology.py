@@ -1,6 +1,6 @@
 """What nvidia-smi prints is read as the graph that it means.
 
-Tests dlguide.machine.gpu_topology.
+Tests dlcourse.gpu_topology.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlguide.machine import gpu_topology
+from dlcourse import gpu_topology
 
 # the hybrid cube mesh of 8 V100 as nvidia-smi numbers it
 CUBE_MESH = """

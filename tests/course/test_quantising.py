@@ -1,6 +1,6 @@
-"""Quantised nets agree with float32, hold 8-bit integers, and rates are read as they stand.
+"""Quantised nets agree with float32 and hold 8-bit integers.
 
-Tests dlguide.machine.int8, and the rates of dlguide.machine.onednn.
+Tests dlcourse.int8.
 """
 
 import keras
@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from dlcourse import int8
 from dlguide import models
 from dlguide.data import datasets
-from dlguide.machine import int8
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,175 @@
+"""Where a data set goes, its striping and the cost of copies agree with counting by hand.
+
+Tests dlcourse.placement.
+"""
+
+import math
+import re
+
+import pytest
+
+from dlcourse import placement
+from dlcourse.placement import Tier
+
+NODES = 448
+
+TIERS = (
+    Tier("Lustre", 1e15, False, 1e-3),
+    Tier("memory", 64e9, True, 100e-9),
+    Tier("burst buffer", 50e12, False, 200e-6),
+    Tier("NVMe", 2e12, True, 15e-6),
+)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "parts", "tier", "whole"),
+    [
+        (42e9, False, "memory", True),  # the guide: ImageNet at 42 GB fits
+        (138e9, False, "NVMe", True),
+        (138e9, True, "memory", False),
+        (10e12, False, "burst buffer", True),
+        (10e12, True, "NVMe", False),
+        (100e12, False, "Lustre", True),
+    ],
+)
+def test_a_data_set_goes_to_the_quickest_storage_with_room(nbytes, parts, tier, whole):
+    found = placement.place(nbytes, TIERS, nodes=8, parts=parts)
+    assert found.tier == tier
+    assert ("from peers" in str(found)) != whole
+    assert f"Put it on: {tier}." in str(found)
+
+
+def test_what_fits_nowhere_is_said():
+    with pytest.raises(ValueError, match=r"the 1 PB of Lustre, got 2 PB.*`parts=True`"):
+        placement.place(2e15, TIERS, nodes=8)
+    # 8 nodes have 16 TB of NVMe together, which is more than a burst buffer of 10 TB
+    few = (Tier("burst buffer", 10e12, False, 200e-6), TIERS[-1])
+    with pytest.raises(ValueError, match=r"the 16 TB of NVMe, got 20 TB\. .* samples\.$"):
+        placement.place(20e12, few, nodes=8, parts=True)
+
+
+def test_the_published_table_is_read_and_its_wrong_rows_marked():
+    rows = {row.name: row for row in placement.published_tiers()}
+    nvme, xpoint = rows["NVMe"], rows["3D XPoint"]
+    assert (nvme.latency_s, nvme.reads_per_s, nvme.room_nbytes) == (15e-6, 750_000, 2e12)
+    assert nvme.doubt == ""
+    assert nvme.in_flight == pytest.approx(11.25)
+    # printed as 10 ns, which is below any measured device: of the order of 100 ns to 10 us
+    assert xpoint.latency_s == 10e-9
+    assert "10 ns" in xpoint.doubt
+    assert xpoint.in_flight is None
+    # 10 ns a read would be 100 million reads/s, one after the other; the row has 1.4 million
+    nvram = rows["NVRAM"]
+    assert nvram.in_flight == pytest.approx(0.014)
+    assert 1 / nvram.reads_per_s == pytest.approx(7e-7, rel=0.03)
+    assert "700 ns" in nvram.doubt
+
+
+@pytest.mark.parametrize(
+    ("file_nbytes", "files", "count"),
+    [
+        (33e3, 1_280_000, 1),  # one file an image
+        (41e6, 1024, 1),  # more shards than targets
+        (420e6, 100, 1),
+        (4.2e9, 10, 10),
+        (42e9, 1, 100),  # an LMDB in one file
+        (3 << 20, 1, 3),  # no more targets than stripes
+    ],
+)
+def test_stripe_count_keeps_all_targets_busy_and_no_file_on_more_than_needed(
+    file_nbytes, files, count
+):
+    found = placement.striping(file_nbytes, files, 100, 33e3, "/scratch/imagenet")
+    assert found.line == f"lfs setstripe -c {count} -S 1M /scratch/imagenet"
+
+
+def test_no_file_goes_over_more_targets_than_lustre_allows():
+    found = placement.striping(1e15, 1, 4000, 33e3, "/data")
+    assert " -c 2000 " in found.line
+    assert "2000 targets" in str(found)
+
+
+def test_packing_is_advised_where_every_sample_is_a_file_and_only_there():
+    advice = "Pack the samples first"
+    assert advice in str(placement.striping(33e3, 1_280_000, 100, 33e3, "/data"))
+    assert advice in str(placement.striping(30e6, 10_000, 100, 30e6, "/data"))
+    # eight samples of 30 MB fit into a file, and the file into one stripe of 256 MiB
+    assert advice not in str(placement.striping(240e6, 1000, 100, 30e6, "/data"))
+    assert advice not in str(placement.striping(41e6, 1024, 100, 33e3, "/data"))
+
+
+def test_stripes_are_large_enough_for_the_samples():
+    for sample_nbytes in (1e3, 110e3, 1e6, 30e6):
+        found = placement.striping(1e12, 1, 100, sample_nbytes, "/data")
+        stripe = int(re.search(r"-S (\d+)M ", found.line)[1]) << 20
+        assert stripe < 1 << 32
+        # of all offsets of a stripe, those from which a sample reaches over its end
+        crossing = (sample_nbytes - 1) / stripe
+        assert crossing <= 1 / 8
+        assert f"{100 * crossing:.1f} % of the samples" in str(found)
+
+
+# --- peers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [1, 4, 7])
+def test_fetched_bytes_are_what_counting_gives(nodes):
+    # the mean over all starts: sample s lies on node s mod n, any node reads it
+    samples, sample_nbytes, fetched = nodes * nodes, 10.0, 0
+    for sample in range(samples):
+        fetched += sample // nodes != sample % nodes
+    found = placement.peer_exchange(samples, sample_nbytes, nodes, 1e3)
+    assert found.fetched_nbytes * nodes == pytest.approx(fetched * sample_nbytes)
+    assert found.messages * nodes == pytest.approx(fetched)
+    assert found.kept_nbytes * nodes == pytest.approx(samples * sample_nbytes)
+
+
+def test_copying_all_to_every_node_reads_more_when_nodes_outnumber_epochs():
+    few, many = (placement.shared_bytes(42e9, nodes, 90) for nodes in (4, NODES))
+    assert few["each node copies all"] < few["read each epoch"]
+    assert many["each node copies all"] > many["read each epoch"]
+    assert many["each node copies all"] == pytest.approx(18.8e12, rel=0.01)
+    assert many["read each epoch"] == pytest.approx(3.78e12)
+    assert many["one reads and sends to all"] == many["each node keeps a part"] == 42e9
+
+
+# --- staging -----------------------------------------------------------------------------------
+
+
+def test_bytes_through_each_place_by_hand():
+    # what passes the shared file system, the busiest link and the busiest disk, in bytes
+    through = {
+        "each node copies all": (4 * 100, 100, 100),
+        "one reads and sends to all": (100, 100, 100),
+        "each node keeps a part": (100, 25, 25),
+    }
+    for shared, link, write in ((1, 1e9, 1e9), (1e9, 1, 1e9), (1e9, 1e9, 1), (50, 5, 3)):
+        found = placement.copy_seconds(100.0, 4, shared, link, write)
+        assert found.keys() == through.keys() <= placement.shared_bytes(100.0, 4, 1).keys()
+        for way, (of_shared, of_link, of_disk) in through.items():
+            assert found[way] == pytest.approx(
+                max(of_shared / shared, of_link / link, of_disk / write)
+            )
+
+
+def test_opens_of_many_small_files_by_hand():
+    found = placement.copy_seconds(1.0, 4, 1e9, 1e9, 1e9, 300, 50.0, client_opens_per_s=20.0)
+    # four nodes get 50 opens/s together, one node alone 20
+    assert list(found.values()) == pytest.approx([4 * 300 / 50, 300 / 20, 300 / 50])
+    packed = placement.copy_seconds(100.0, 4, 1.0, 1.0, 1.0, 1, 50.0, client_opens_per_s=20.0)
+    assert packed == placement.copy_seconds(100.0, 4, 1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("copy_s", [0.0, 0.5, 10.0, 12.0, 100.0])
+@pytest.mark.parametrize(("shared_s", "local_s"), [(4.0, 1.0), (1.5, 1.0), (2.0, 0.5)])
+def test_from_the_epochs_to_pay_on_the_copy_is_quicker_and_not_before(copy_s, shared_s, local_s):
+    epochs = placement.epochs_to_pay(copy_s, shared_s, local_s)
+    assert copy_s + epochs * local_s < epochs * shared_s
+    assert epochs == 1 or copy_s + (epochs - 1) * local_s >= (epochs - 1) * shared_s
+
+
+def test_a_copy_that_is_not_quicker_never_pays():
+    assert placement.epochs_to_pay(1.0, 2.0, 2.0) == math.inf
+    assert placement.epochs_to_pay(0.0, 2.0, 3.0) == math.inf
+    with pytest.raises(ValueError, match="`copy_s` must be at least 0, got nan"):
+        placement.epochs_to_pay(math.nan, 2.0, 1.0)

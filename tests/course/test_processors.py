@@ -1,0 +1,146 @@
+"""The catalogue has the guide's Table 1 and current data sheets; `choose` argues as the guide does.
+
+Tests dlcourse.processors.
+"""
+
+import json
+import re
+from dataclasses import asdict
+
+import pytest
+
+from dlcourse import processors
+from dlguide import published
+
+# Table 1 of the guide, as printed: fp32, fp64 (TFLOPS), memory (GB), its bandwidth (GB/s).
+TABLE_1 = {
+    "AMD Instinct MI25": (12.29, 0.77, 16, 484),
+    "AMD Instinct MI50": (13.4, 6.7, 16, 1024),
+    "AMD Instinct MI60": (14.7, 7.4, 32, 1024),
+    "NVIDIA P100 SXM2": (10.6, 5.3, 16, 732),
+    "NVIDIA V100 SXM2": (15.7, 7.8, 32, 900),
+    "Intel Xeon Scalable 8180 (socket)": (3.0, 1.5, 768, 119),
+    "AMD EPYC 7601 (socket)": (1.1, 0.56, 2000, 159),
+}
+KINDS = {"asic", "cpu", "fpga", "gpu", "ipu", "manycore", "tpu"}
+MODERN = ("A100", "H100", "H200", "B200", "MI300X", "6980P", "EPYC 9965", "Grace")
+
+
+def test_table_1_of_the_guide_stands_as_printed():
+    rows = [row for row in published.load("hardware") if row["source"] == "PRACE 2019 Table 1"]
+    columns = ("fp32_tflops", "fp64_tflops", "memory_gbytes", "memory_gbytes_per_s")
+    assert {row["name"]: tuple(row[column] for column in columns) for row in rows} == TABLE_1
+
+
+@pytest.mark.parametrize("name", MODERN)
+def test_today_s_processors_are_there_with_memory_and_peak(name):
+    each = processors.find(name)
+    assert each.year >= 2020
+    assert each.source
+    assert each.memory_bytes > 0
+    assert each.bytes_per_s > 0
+    assert each.flops_per_s["float32"] > 0
+
+
+def test_every_row_has_a_known_kind_a_year_and_a_source():
+    found = processors.select()
+    assert {each.kind for each in found} == KINDS
+    for each in found:
+        assert 2010 <= each.year <= 2026
+        assert each.source
+        json.dumps(asdict(each))
+    assert len({each.name for each in found}) == len(found)
+
+
+def test_figures_that_were_computed_agree_with_their_formula():
+    formulas = {
+        "E5-2680": 14 * 2.4e9 * 32,
+        "8160": 24 * 1.4e9 * 64,
+        "6148F": 20 * 1.6e9 * 64,
+        "9654": 96 * 2.4e9 * 32,
+        "9965": 192 * 2.25e9 * 64,
+        "6980P": 128 * 2.0e9 * 64,
+        "7250": 68 * 1.4e9 * 64,
+        "1080 Ti": 3584 * 1.582e9 * 2,
+        "Titan V": 5120 * 1.455e9 * 2,
+    }
+    for name, flops_per_s in formulas.items():
+        each = processors.find(name)
+        assert "computed" in each.note
+        assert each.flops_per_s["float32"] == pytest.approx(flops_per_s, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("Xeon", r"`name` must fit one processor only, got 'Xeon'\. There are: Intel Xeon"),
+        ("Pentium", r"`name` must be in the catalogue, got 'Pentium'\. There are: NVIDIA K40"),
+        (" ", r"`name` must be a text"),
+    ],
+)
+def test_a_name_that_is_not_one_processor_lists_them(name, text):
+    with pytest.raises(ValueError, match=text):
+        processors.find(name)
+
+
+# --- choosing ----------------------------------------------------------------------------------
+
+
+def names(choices):
+    return [each.name for each in choices]
+
+
+def test_a_model_that_fits_goes_to_the_highest_peak_of_all():
+    # ResNet-50: 16 bytes x 25.6e6 parameters are 0.4e9 bytes
+    few, many = 4 * 125e12, 2000 * 2.15e12
+    first, second = processors.choose(25_557_032, 1_281_167, {"V100": 4, "Platinum 8160": 2000})
+    assert (first.kind, second.kind) == ("cpu", "gpu")
+    assert first.flops_per_s == pytest.approx(many)
+    assert second.flops_per_s == pytest.approx(few)
+    assert any(f"{few / many:.2g} of its peak" in reason for reason in first.reasons)
+    assert names(processors.choose(25_557_032, 1_281_167, {"V100": 4, "8160": 20}))[0].startswith(
+        "NVIDIA"
+    )
+
+
+def test_a_model_too_large_for_one_is_split_and_copies_are_whole():
+    # 10e9 parameters x 16 bytes = 160e9 bytes: 5 V100 of 32e9 hold one copy, 8 hold one, not 1.6
+    first, second = processors.choose(10**10, 1000, {"V100": 8, "8180": 2})
+    assert (first.parts, first.count, first.flops_per_s) == (5, 8, 5 * 125e12)
+    assert "model parallelism" in first.reasons[0]
+    assert second.parts == 1
+    assert "The model fits" in second.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("samples", "text"),
+    [(1000, "fits into what the model leaves"), (10**7, r"through one PCIe link .* 95\.6 s")],
+)
+def test_data_that_do_not_fit_must_come_through_the_link(samples, text):
+    (choice,) = processors.choose(10**6, samples, {"P100": 4})
+    # 10^7 images x 150528 bytes / 15.75e9 bytes/s
+    assert any(re.search(text, reason) for reason in choice.reasons)
+
+
+def test_the_guide_s_outdated_sentence_is_named_where_it_matters():
+    choices = processors.choose(10**6, 1000, {"6980P": 2, "8180": 2})
+    told = {each.name: " ".join(each.reasons) for each in choices}
+    assert "The guide (4.3)" in told["Intel Xeon 6980P (socket)"]
+    assert "The guide" not in told["Intel Xeon Scalable 8180 (socket)"]
+    assert str(choices[0]).count("\n") == len(choices[0].reasons)
+
+
+@pytest.mark.parametrize(
+    ("harm", "text"),
+    [
+        ({"parameters": 0}, r"`parameters` must be a whole number of at least 1, got 0"),
+        ({"samples": 1.5}, r"`samples` must be a whole number"),
+        ({"available": {}}, r"`available` must name at least one processor"),
+        ({"available": {"P100": 0}}, r"`available\['P100'\]` must be a whole number"),
+        ({"available": {"P1000": 1}}, r"`name` must be in the catalogue, got .P1000."),
+    ],
+)
+def test_bad_input_is_named(harm, text):
+    good = {"parameters": 10**6, "samples": 1000, "available": {"P100": 1}}
+    with pytest.raises(ValueError, match=text):
+        processors.choose(**{**good, **harm})
