@@ -99,9 +99,9 @@ SCHEMES = {
     "streaming": Scheme(
         0.001, EVERY, averaging=_streaming, outer_rate=0.3, momentum=0.9, fragments=FRAGMENTS
     ),
-    "16 bits, 4 steps": Scheme(0.002, 4, code=compression.bf16),
-    "local, 16 bits": Scheme(0.001, EVERY, averaging=LocalChanges),
-    "DiLoCo, H = 64": Scheme(0.001, 64, averaging=DiLoCo, outer_rate=0.7, momentum=0.5),
+    "4 steps in 16 bits": Scheme(0.002, 4, code=compression.bf16),
+    "local in 16 bits": Scheme(0.001, EVERY, averaging=LocalChanges),
+    "DiLoCo H = 64": Scheme(0.001, 64, averaging=DiLoCo, outer_rate=0.7, momentum=0.5),
 }
 TIMED = tuple(SCHEMES)[:6]  # on links; the others are only trained
 

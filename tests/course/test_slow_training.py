@@ -31,7 +31,7 @@ def trained(comm):
 
 def accumulated(comm):
     """Return how far a step with the gradients of four batches is from one that is made here."""
-    gpt, few = slow_training.net(), replace(SCHEMES["16 bits, 4 steps"], code=compression.none)
+    gpt, few = slow_training.net(), replace(SCHEMES["4 steps in 16 bits"], code=compression.none)
     weights = gpt.initial(0)
     state = [np.zeros_like(weights) for _ in range(2)]
     of_batches = [
@@ -44,7 +44,7 @@ def accumulated(comm):
 
 def rounded(comm):
     """Return how far averages of changes in 16 bits are from those in 32 bits."""
-    names = "local, 16 bits", "local steps"
+    names = "local in 16 bits", "local steps"
     coarse, fine = (slow_training.train(comm, name, 0, EVERY, 0).weights for name in names)
     return float(np.abs(coarse - fine).max())
 
