@@ -137,7 +137,7 @@ DENY = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
     ("lesson", "near_its_end"),
     [
         ("71", "is the fastest of the first three (elsewhere)"),
-        ("94", "a step of data parallelism computes in"),
+        ("94", "a step of data parallelism computes during"),
     ],
 )
 def test_lesson_runs_where_no_namespace_can_be_made(monkeypatch, tmp_path, lesson, near_its_end):
