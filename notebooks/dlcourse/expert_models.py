@@ -99,7 +99,12 @@ def _text() -> texts.TextTokens:
 
 
 def train(
-    comm: Comm, kind: str, seed: int = 0, rate: float | None = None, steps: int = STEPS
+    comm: Comm,
+    kind: str,
+    seed: int = 0,
+    rate: float | None = None,
+    steps: int = STEPS,
+    stop: int | None = None,
 ) -> Run:
     """Train one model on all ranks; every rank must call.
 
@@ -107,6 +112,8 @@ def train(
         kind: a key of `RATES`.
         seed: of the initial weights and of the batches.
         rate: of Adam, falling to 0 in a straight line; None takes that of `RATES`.
+        steps: over which the rate falls.
+        stop: after how many of them the training ends; None for all.
     """
     rate = RATES[require_known(kind, RATES, "kind")] if rate is None else rate
     text = _text()
@@ -125,7 +132,7 @@ def train(
     own = BATCH // comm.size
     mine = slice(comm.rank * own, (comm.rank + 1) * own)
     imbalance, dropped, loads, seconds, sent = [], [], [], [], 0
-    for step in range(steps):
+    for step in range(steps if stop is None else stop):
         begin = perf_counter()
         windows, labels = (each[mine] for each in learned.windows(CONTEXT, BATCH, seed, step))
         before = counting.sent_bytes
