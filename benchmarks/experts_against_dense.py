@@ -14,6 +14,7 @@ the same kind, rate and seed are not trained again.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from itertools import product
@@ -99,6 +100,7 @@ def main() -> None:
         rest = [row for row in kept if row not in table]  # for the next call with `--keep`
         measured.write("experts_against_dense", table + rest, (*CHOOSING, *SEEDS))
 
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # of each training
     with ProcessPoolExecutor(machine.describe().usable_cores, get_context("spawn")) as pool:
         if chosen.choose:
             tried = [

@@ -285,6 +285,20 @@ def test_memory_of_a_gpt_is_divided_as_zero_schedules_and_recomputation_do():
     assert memory({"pipeline": 2}, schedule="interleaved", chunks=2) > kept[0]
 
 
+def test_larger_microbatches_are_fewer_and_must_divide_the_batch_of_a_copy():
+    options = {"net": GPT, "ranks": 4, "machine": FREE, "global_batch": 12}
+    for samples, pipelines in ((1, {2, 4}), (3, {2, 4}), (4, {4})):
+        plan = layout_planner.plan_layout(
+            **options, microbatches=None, samples_per_microbatch=samples
+        )
+        assert {one.pipeline for one in plan if one.data * one.pipeline == 4} == {1, *pipelines}
+        for pipeline in pipelines:
+            sides = {"data": 4 // pipeline, "pipeline": pipeline}
+            parts = 12 * pipeline // 4 // samples
+            counted = layout_planner.plan_layout(**options, microbatches=parts)
+            assert of(plan, **sides) == of(counted, **sides)
+
+
 def test_schedules_of_a_plan_have_their_bubbles():
     def step(**options):
         plan = layout_planner.plan_layout(GPT, 2, FREE, 16, **options)
@@ -355,6 +369,7 @@ def test_a_layout_that_cannot_be_names_the_nearest_that_works(sides, words):
         ({"zero": 4}, "`zero` must be 0, 1, 2 or 3, got 4"),
         ({"overlap": 1.5}, "`overlap` must lie between 0 and 1, got 1.5"),
         ({"microbatches": 0}, "`microbatches` must be a whole number of at least 1"),
+        ({"samples_per_microbatch": 0}, "`samples_per_microbatch` must be a whole number"),
     ],
 )
 def test_a_plan_of_a_gpt_that_makes_no_sense_is_refused(change, words):

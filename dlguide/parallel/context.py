@@ -22,7 +22,7 @@ have fewer heads than queries (grouped-query attention).
 
 Source:
     Liu, Zaharia and Abbeel, Ring Attention, 2023 (arXiv:2310.01889); Brandon et al., Striped
-    Attention, 2023 (arXiv:2311.09431), on the imbalance; zigzag parts: Llama 3 Team 2024
+    Attention, 2023 (arXiv:2311.09431), on the imbalance; zigzag parts: Llama Team 2024
     (arXiv:2407.21783), section 3.3.2; Jacobs et al., DeepSpeed-Ulysses, 2023 (arXiv:2309.14509);
     online softmax and its gradient in tiles: Dao et al. 2022 (arXiv:2205.14135).
 """

@@ -89,6 +89,7 @@ class _Options:
     recompute: bool
     overlap: float
     value_bytes: int
+    samples_per_microbatch: int
 
 
 class _Layer(NamedTuple):
@@ -124,6 +125,7 @@ def plan_layout(
     recompute: bool = False,
     overlap: float = 0.0,
     value_bytes: int = 2,
+    samples_per_microbatch: int = 1,
 ) -> tuple[ParallelLayout, ...]:
     """Return the layouts of a net over some ranks, ordered by predicted step time.
 
@@ -160,7 +162,8 @@ def plan_layout(
 
     Args:
         net: result of `models.count`, a Keras model, or a `models.GPTShape`.
-        microbatches: parts of a copy's batch in a pipeline; None for one sample each.
+        microbatches: parts of a copy's batch in a pipeline; None for as many as
+            `samples_per_microbatch` gives.
         bytes_per_weight: memory for each weight with its gradient and optimizer state.
         schedule: "gpipe", "1f1b", "interleaved" or "zb-h1".
         chunks: pieces of the net on each rank, for "interleaved".
@@ -171,6 +174,8 @@ def plan_layout(
         overlap: share of the gradients' exchange that is hidden (fraction), of the backward pass
             at most.
         value_bytes: bytes of an activation and of a gradient of a `GPTShape`.
+        samples_per_microbatch: where `microbatches` is None; pipelines whose copies have a batch
+            that it does not divide are left out.
 
     Returns:
         tuple: every `ParallelLayout`; first those that fit into memory, the fastest first.
@@ -193,6 +198,7 @@ def plan_layout(
     require_count(global_batch, "global_batch")
     if microbatches is not None:
         require_count(microbatches, "microbatches")
+    require_count(samples_per_microbatch, "samples_per_microbatch")
     require_known(schedule, pipeline_schedule.ORDERS, "schedule")
     require(zero in (0, 1, 2, 3), "zero", "be 0, 1, 2 or 3", zero)
     require(0 <= overlap <= 1, "overlap", "lie between 0 and 1", overlap)
@@ -200,7 +206,7 @@ def plan_layout(
         require_positive(getattr(machine, name), f"machine.{name}")
     options = _Options(
         global_batch, microbatches, bytes_per_weight, schedule, chunks, zero, recompute, overlap,
-        value_bytes,
+        value_bytes, samples_per_microbatch,
     )  # fmt: skip
     planner = _Planner(net, ranks, machine, options)
     if isinstance(net, Cost):
@@ -316,15 +322,23 @@ class _Planner:
 
     def _runs(self, data: int, tensor: int, pipeline: int, context: int, experts: int) -> bool:
         """Whether the schedule exists for so many stages."""
-        if self.options.schedule != "interleaved" or pipeline == 1:
+        if pipeline == 1:
             return True
-        return self._microbatches(data, pipeline) % pipeline == 0
+        options = self.options
+        samples = max(1, options.global_batch // data)
+        if options.microbatches is None and samples % options.samples_per_microbatch:
+            return False
+        return options.schedule != "interleaved" or (
+            self._microbatches(data, pipeline) % pipeline == 0
+        )
 
     def _microbatches(self, data: int, pipeline: int) -> int:
         if pipeline == 1:
             return 1
         samples = max(1, self.options.global_batch // data)
-        return min(self.options.microbatches or samples, samples)
+        if self.options.microbatches is None:
+            return samples // self.options.samples_per_microbatch
+        return min(self.options.microbatches, samples)
 
     def uniform(
         self, data: int, tensor: int, pipeline: int, context: int = 1, experts: int = 1

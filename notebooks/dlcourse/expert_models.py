@@ -93,7 +93,12 @@ def initial_ends(vocabulary: int, seed: int) -> list[np.ndarray]:
 
 
 def train(
-    comm: Comm, kind: str, seed: int = 0, rate: float | None = None, steps: int = STEPS
+    comm: Comm,
+    kind: str,
+    seed: int = 0,
+    rate: float | None = None,
+    steps: int = STEPS,
+    stop: int | None = None,
 ) -> Run:
     """Train one model on all ranks; every rank must call.
 
@@ -101,6 +106,8 @@ def train(
         kind: a key of `RATES`.
         seed: of the initial weights and of the batches.
         rate: of Adam, falling to 0 in a straight line; None takes that of `RATES`.
+        steps: over which the rate falls.
+        stop: after how many of them the training ends; None for all.
     """
     rate = RATES[require_known(kind, RATES, "kind")] if rate is None else rate
     text = texts.novels()
@@ -119,7 +126,7 @@ def train(
     own = BATCH // comm.size
     mine = slice(comm.rank * own, (comm.rank + 1) * own)
     imbalance, dropped, loads, seconds, sent = [], [], [], [], 0
-    for step in range(steps):
+    for step in range(steps if stop is None else stop):
         begin = perf_counter()
         windows, labels = (each[mine] for each in learned.windows(CONTEXT, BATCH, seed, step))
         before = counting.sent_bytes

@@ -56,16 +56,17 @@ class Outcome:
     measured: float
     low: float  # of the repeated measurements
     high: float
+    computed: bool = False  # the value follows from formulas
 
     def rows(self) -> list[tuple[str, float, str]]:
         """What is there: name, value, and how it compares with the measurement."""
         compared = [
-            (name, value, ratio(value, self.measured))
+            (name, value, ratio(value, self.measured, self.computed))
             for name, value in (("your guess", self.guess), ("the model", self.model))
             if value is not None
         ]
         spread = f"{_number(self.low)} to {_number(self.high)}" if self.low < self.high else ""
-        return [*compared, ("measured", self.measured, spread)]
+        return [*compared, ("computed" if self.computed else "measured", self.measured, spread)]
 
     def __str__(self) -> str:
         rows = [
@@ -122,13 +123,18 @@ def guess(name: str, **quantity: float | EllipsisType) -> None:
 
 
 def outcome(
-    name: str, *, model: float | None = None, **quantity: float | Sequence[float]
+    name: str,
+    *,
+    model: float | None = None,
+    computed: bool = False,
+    **quantity: float | Sequence[float],
 ) -> Outcome:
     """Show guess, model and measurement side by side, and lock the guess.
 
     Args:
         name: the one given to `guess`.
         model: what a model predicted, in the same unit; None without one.
+        computed: the value follows from formulas and is not a measurement.
         quantity: the measured value, or repeated measurements, whose median is compared.
     """
     what, value = _one(quantity)
@@ -145,7 +151,7 @@ def outcome(
             ),
         )
     mine = held.guess if held is not None and held.unit == what else None
-    return Outcome(what, mine, model, measured, min(values), max(values))
+    return Outcome(what, mine, model, measured, min(values), max(values), computed)
 
 
 def unit(quantity: str) -> str:
@@ -158,13 +164,14 @@ def unit(quantity: str) -> str:
     raise AssertionError
 
 
-def ratio(value: float, measured: float) -> str:
-    """How a guess or a prediction compares with the measurement."""
+def ratio(value: float, measured: float, computed: bool = False) -> str:
+    """How a guess or a prediction compares with the measurement, or with a computed value."""
+    word = "computed value" if computed else "measurement"
     if value == measured:
-        return "equal to the measurement"
+        return f"equal to the {word}"
     if measured == 0 or value == 0:
-        return f"the measurement is {_number(measured)}"
-    return f"{value / measured:.2f} times the measurement"
+        return f"the {word} is {_number(measured)}"
+    return f"{value / measured:.2f} times the {word}"
 
 
 def factor(held: Guess) -> float | None:

@@ -57,11 +57,12 @@ def machine(gpu: str, share: float) -> RankSpeeds:
 
 
 def plan(row: Mapping[str, Any], share: float, **options: Any) -> list[ParallelLayout]:
-    """Plan a run: one sequence in each microbatch, and only the cuts that the run could have.
+    """Plan a run with its published microbatches and pieces per stage, and the cuts it could have.
 
-    Where the number of pieces per stage is published, the schedule follows from it.
+    Where they are not published, a microbatch has one sequence, and a stage one piece.
     """
     chosen = {"microbatches": None, "recompute": row["recompute"] == "blocks"}
+    chosen["samples_per_microbatch"] = row["microbatch"] or 1
     if (row["pieces"] or 1) > 1:
         chosen |= {"schedule": "interleaved", "chunks": row["pieces"]}
     speeds = machine(row["gpu"], share)

@@ -61,6 +61,23 @@ def test_training_on_ranks_equals_that_of_one_process(tmp_path):
         assert len(set(losses[::2])) == 3
 
 
+def stopped():
+    from mpi4py import MPI
+
+    from dlcourse import expert_models
+
+    train = expert_models.train
+    runs = [train(MPI.COMM_SELF, "experts, bias", steps=8, stop=stop) for stop in (None, 3)]
+    return [(run.imbalance, run.dropped_share) for run in runs]
+
+
+def test_a_stopped_training_has_the_first_steps_of_the_whole_one(tmp_path):
+    whole, part = on_ranks(1, stopped, tmp_path, timeout_s=120)[0]
+    assert [len(each) for each in part] == [3, 3]
+    for first, longer in zip(part, whole, strict=True):
+        assert first == longer[:3]
+
+
 def weights_at_the_start(seed=5):
     from mpi4py import MPI
 

@@ -106,6 +106,9 @@ def test_pipeline_draws_a_box_for_every_cell_and_says_the_order():
         assert texts(axes) == ["0"] * 3
         assert axes.get_xlim() == (0, 1.5)
     assert figure.axes[-1].get_xlabel() == "time (2 s)"
+    (legend,) = figure.legends
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert labels == ["forward", "backward", "a backward pass begins", "waits"]
     assert "measured: stage 0: f0; stage 1: f0 b0." in words(figure)
 
 

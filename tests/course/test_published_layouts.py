@@ -31,6 +31,18 @@ def test_a_layout_uses_all_gpus_and_its_net_has_the_printed_size(row):
         )  # no biases, no table of positions
 
 
+def test_microbatches_divide_the_batch_of_a_copy_and_give_the_bubble():
+    for row in ROWS:
+        if row["microbatch"] is None:
+            assert not row["study"].startswith("Megatron 2021")
+            continue
+        parts, left = divmod(row["sequences"], row["data"] * row["microbatch"])
+        assert left == 0
+        theirs = published_layouts.theirs(row, published_layouts.plan(row, 0.5))
+        waits = theirs.compute_s * (row["pipeline"] - 1) / parts / row["pieces"]
+        assert theirs.bubble_s == pytest.approx(waits)
+
+
 def test_mfu_is_that_of_the_papers():
     found = {
         (row["study"].split(" (")[0], row["gpus"], row["length"]): published_layouts.published_mfu(

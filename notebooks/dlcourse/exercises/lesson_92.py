@@ -56,12 +56,13 @@ def local_positions(ranks, length):
     return own[:, None] >= own
 
 
-def in_blocks(q, k, v):
-    """Correct: queries in blocks, in reversed order, with keys in float64."""
+def by_rows(q, k, v):
+    """Correct: one query after the other, from the last to the first, with values in float64."""
     out = np.zeros_like(q)
     for row in reversed(range(len(q))):
-        here = slice(0, row + 1)
-        out[row] = attention(q[here], k[here], v[here].astype("f8"))[-1]
+        scores = k[: row + 1] @ q[row] / q.shape[1] ** 0.5
+        weights = np.exp(scores - scores.max())
+        out[row] = weights @ v[: row + 1].astype("f8") / weights.sum()
     return out
 
 
@@ -97,7 +98,7 @@ def is_right(given, lengths=(8, 256), sizes=(1, 50), limit=1e-3):
 
 def judge_test(answer):
     for given, right, hint in [
-        *((one, True, TOO_STRICT) for one in (attention, scaled_first, in_blocks)),
+        *((one, True, TOO_STRICT) for one in (attention, scaled_first, by_rows)),
         *((wrong, False, hint) for hint, wrong in WRONG.items()),
     ]:
         with np.errstate(all="ignore"):

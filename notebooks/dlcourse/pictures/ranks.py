@@ -324,8 +324,9 @@ def pipeline(
     grid[-1].set_xlabel(f"time ({unit})")
     kinds = {cell.kind for cells in panels.values() for cell in cells}
     looks = {k: {"facecolor": colour} for k, colour in _PIPELINE_COLOURS.items() if k in kinds}
+    looks["a backward pass begins"] = {"facecolor": "black"}
     looks["waits"] = {"facecolor": "white", "edgecolor": GREY}
-    shapes.patches(grid[0], looks, ncols=len(looks), loc="lower right", bbox_to_anchor=(1.0, 0.98))
+    shapes.patches(drawn, looks, ncols=len(looks), loc="outside upper center")
     return drawn
 
 

@@ -11,6 +11,7 @@ from dlguide.plots.figures import BLUE, COLOURS, DASHES, GREY, MARKERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 PAPER, YELLOW, AMBER = "#f2f2f2", "#F0E442", "#E69F00"
 HATCHES = ("", "//", "..", "xx", "\\\\", "oo")
@@ -81,12 +82,12 @@ def note(axes: Axes, text: str, point: tuple[float, float], x: float, y: float, 
     return axes.annotate(text, point, (x, y), textcoords="offset points", **{"fontsize": 8} | look)
 
 
-def patches(axes: Axes, looks: Mapping[str, Mapping[str, Any]], **place: Any) -> None:
-    """Draw a legend of coloured areas."""
+def patches(where: Axes | Figure, looks: Mapping[str, Mapping[str, Any]], **place: Any) -> None:
+    """Draw a legend of coloured areas, in a panel or beside all of them."""
     from matplotlib.patches import Patch
 
-    axes.legend(handles=[Patch(**look, label=name) for name, look in looks.items()],
-                **PLAIN | place)  # fmt: skip
+    handles = [Patch(**look, label=name) for name, look in looks.items()]
+    where.legend(handles=handles, **PLAIN | place)
 
 
 def bare(axes: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:
