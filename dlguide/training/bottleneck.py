@@ -26,7 +26,7 @@ _CALLS_IN_FLIGHT = 8  # of a stage that waits: it needs no core meanwhile
 _ONE_CALL = ("batch",)  # stages without a setting for calls at once
 _WORTH = 1.05  # a remedy that brings less is not named
 _READY = 3  # batches that wait in memory for a stage that is measured alone
-_SAMPLE_BY_SAMPLE = ("decode", "crop")  # the other stages handle batches
+_SAMPLE_BY_SAMPLE = ("decode", "crop")  # where there is a crop; else every stage handles batches
 _ROUNDS = 3  # how often at least each stage fills all its calls while it is timed
 
 
@@ -244,7 +244,7 @@ def _stages(pipeline: Any, seconds: float) -> tuple[list[Stage], list[Any]]:
     """Measure the stages of a pipeline, each on the output of the one before; return batches."""
     found, ready = [], pipeline.replace(throttle=None).apply("read").take(_READY).cache()
     for name in pipeline.stages:
-        one_by_one = name in _SAMPLE_BY_SAMPLE
+        one_by_one = name in _SAMPLE_BY_SAMPLE and "crop" in pipeline.stages
         if name == "read":
             measured, calls = pipeline.apply("read").repeat(), pipeline.readers
         else:
@@ -307,7 +307,7 @@ def _kept(pipeline: Any, name: str, elements: list[Any]) -> float:
     if name == "read" and pipeline.source.encoded and kind == "none":
         return float(np.mean([len(one) for element in elements for one in element[0].numpy()]))
     if name == "decode" and kind != "decoded":
-        return float(np.mean([element[0].numpy().nbytes for element in elements]))
+        return float(np.mean([np.prod(element[0].shape[-3:]) for element in elements]))  # bytes
     return 0.0
 
 

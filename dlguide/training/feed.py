@@ -114,11 +114,12 @@ class PipelineFeed:
                 for number, part in enumerate(passing.steps[: end - start], start=start):
                     batch = self._next(passing, part) if self._failure is None else None
                     if number < first:
-                        last = None if batch is None else (batch[0][:1], batch[1][:1])
+                        last = batch
                     elif batch is None or not len(part.indices):
-                        yield *(self._placeholder() if last is None else last), 0.0
+                        images, labels = self._placeholder() if last is None else last
+                        yield images[:1], labels[:1], 0.0
                     else:
-                        last = batch[0][:1], batch[1][:1]
+                        last = batch  # whole: to slice each batch costs more than to fetch it
                         yield *batch, 1 / part.global_size
 
     def _pieces(self, epoch: int, begin: int, steps: int) -> list[tuple[Pipeline, int, int]]:

@@ -252,13 +252,14 @@ class Trainer:
             with self.clock.phase("train"):
                 begin = perf_counter()
                 for number, shard in enumerate(shards[at - first : until - first], start=at + 1):
+                    asked = perf_counter()
                     batch = next(batches)
                     ready = perf_counter()
                     numbers = np.asarray(self.workers.step()(*batch)).astype(np.float64)
                     end = perf_counter()
                     self.begin_s.append(self.clock.after_start_s(begin))
                     self.step_s.append(end - begin)
-                    self.wait_s.append(ready - begin)
+                    self.wait_s.append(ready - asked)
                     self.images.append(shard.global_size)
                     loss, begin = float(numbers[0]), end
                     numbers[0] *= shard.global_size

@@ -212,7 +212,7 @@ class Pipeline:
         """Names of the stages in their order: those that this pipeline has."""
         decode = () if self._arrays else ("decode",)
         crop = ("crop",) if self._crops else ()
-        batch = ("batch",) if decode or crop else ()
+        batch = ("batch",) if crop else ()
         return ("read", *decode, *crop, *batch, "augment")
 
     @property
@@ -380,16 +380,28 @@ class Pipeline:
     def _decode(self, dataset: Any, reader: Reader) -> Any:
         import tensorflow as tf
 
-        size = (None, None, self.channels)
+        size = tf.TensorSpec((None, None, self.channels), tf.uint8)
 
-        def decode(data: Any, shape: Any, labels: Any, draws: Any) -> Any:
+        def decoded(data: Any, shape: Any) -> Any:
             if self.cache.kind == "decoded":
                 image = tf.reshape(tf.io.decode_raw(data, tf.uint8), shape)
             else:
                 image = self.decoder(data)
-            return tf.ensure_shape(image, size), labels, draws
+            return tf.ensure_shape(image, size.shape)
 
-        return dataset.unbatch().map(decode, self.threads, deterministic=True)
+        def decode(data: Any, shapes: Any, labels: Any, draws: Any) -> Any:
+            if self._crops:
+                return decoded(data, shapes), labels, draws
+            # A whole batch in one call: to hand over sample by sample takes longer than to decode
+            # small images. One at a time, as more would be handed over between threads, too.
+            images = tf.map_fn(
+                lambda one: decoded(*one), (data, shapes), parallel_iterations=1,
+                fn_output_signature=size,
+            )  # fmt: skip
+            return images, labels, draws
+
+        samples = dataset.unbatch() if self._crops else dataset.rebatch(self.batch_per_rank)
+        return samples.map(decode, self.threads, deterministic=True)
 
     def _crop(self, dataset: Any, reader: Reader) -> Any:
         def crop(image: Any, labels: Any, draws: Any) -> Any:
