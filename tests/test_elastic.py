@@ -146,7 +146,7 @@ def test_every_sample_is_used_once_an_epoch_however_ranks_die(kind, seed, ranks,
         assert died == lost
         assert worlds == list(range(ranks, ranks - died - 1, -1))
     if kind == "horovod":
-        assert (tmp_path / "reset-0-of-1").exists()
+        assert (tmp_path / f"reset-0-of-{worlds[-1]}").exists()
     assert not left_by(done.pid)
 
 
