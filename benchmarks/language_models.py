@@ -6,10 +6,11 @@
 One training per core. None is begun that is expected to end after `--seconds`; call again, and rows
 that are in the table are not trained again. Losses and steps do not depend on the machine's speed.
 
-`sizes` writes `data/measured/language_sizes.csv`: part (choice: one seed, several rates; result:
-other seeds at the best rate; largest: at the rate that the smaller nets lead to), width,
-parameters that each token is multiplied by, tokens, rate, seed, held-out loss (nats per token). A
-seed fixes the initial weights and, for all widths alike, the order of the text's windows.
+`sizes` writes `data/measured/language_sizes.csv`: part (choice: one seed, several rates for each
+size and length; result: other seeds at the rate of the plane through the best ones; largest: at
+the rate that this plane leads to; "one rate": both with rates chosen for the shortest length only),
+width, parameters that each token is multiplied by, tokens, rate, seed, held-out loss (nats per
+token). A seed fixes the initial weights and, for all widths alike, the order of the text's windows.
 `batches` writes `data/measured/language_batches.csv`: batch (sequences), rate, seed, steps to the
 target, 0 where it was not reached.
 """
@@ -29,7 +30,7 @@ import numpy as np
 from dlcourse import language_models, measured
 from dlguide.files import data_folder
 
-CHOOSING, SEEDS = 10, (0, 1)
+CHOOSING, SEEDS = 10, (0, 1, 2, 3)
 BATCH = 16  # sequences, of the trainings of `sizes`
 WIDTHS, LARGEST = (16, 24, 32, 48), 96
 TOKENS = tuple(language_models.LENGTH * windows for windows in (2_304, 4_608, 9_216))
@@ -104,37 +105,28 @@ def expected_s(job: dict) -> float:
 
 
 def sizes(pool: ProcessPoolExecutor, end: float) -> None:
-    """Choose the rates of the small nets, train these, and the largest at the rate of the line."""
+    """Choose the rates of the small nets, train these, and the largest at the rate of the plane."""
     run = lambda jobs: run_all("language_sizes", jobs, train, pool, end)  # noqa: E731
-    widths = sorted(WIDTHS, reverse=True)
-    choice = lambda rates: [  # noqa: E731
-        job("choice", width, TOKENS[0], rate, CHOOSING) for width in widths for rate in rates[width]
-    ]
-    rates = {width: RATES for width in widths}
-    rows = run(choice(rates))
-    for width in widths:  # where the best rate is the first or last one, one more
-        best = min(
-            (row for row in rows if row["width"] == width), key=lambda row: row["held_out_nats"]
-        )["rate"]
-        more = {RATES[0]: RATES[0] / 2, RATES[-1]: 2 * RATES[-1]}.get(best)
-        rates[width] += (more,) if more else ()
-    rows = run(choice(rates))
-    if len(rows) < sum(map(len, rates.values())):
-        return
-    line = language_models.rate_line(rows)
-    results = [
-        [
-            job("result", width, tokens, line(width), seed)
-            for tokens in TOKENS[::-1]
-            for width in widths
-        ]
-        for seed in SEEDS
-    ]
-    largest = [
-        [job("largest", LARGEST, tokens, line(LARGEST), seed) for tokens in TOKENS[::-1]]
-        for seed in SEEDS
-    ]
-    run([each for pair in zip(results, largest, strict=True) for part in pair for each in part])
+    cases = [(width, tokens) for tokens in TOKENS[::-1] for width in sorted(WIDTHS, reverse=True)]
+    rates = {case: list(RATES) for case in cases}
+    for _ in range(3):
+        jobs = [job("choice", *case, rate, CHOOSING) for case in cases for rate in rates[case]]
+        rows = run(jobs)
+        if len(rows) < len(jobs):
+            return
+        for case in cases:  # where the best rate is the first or last one, one more
+            found = {
+                row["rate"]: row["held_out_nats"] for row in rows
+                if (row["width"], row["tokens"]) == case
+            }  # fmt: skip
+            best = min(found, key=found.__getitem__)
+            if best in (min(found), max(found)):
+                rates[case].append(best * (2 if best == max(found) else 0.5))
+    rate = language_models.rate_plane(rows)
+    for seed in SEEDS:
+        run([job("result", *case, rate(*case), seed) for case in cases])
+    for seed in SEEDS[:2]:
+        run([job("largest", LARGEST, t, rate(LARGEST, t), seed) for t in TOKENS[::-1]])
 
 
 def job(part: str, width: int, tokens: int, rate: float, seed: int) -> dict:
@@ -161,7 +153,7 @@ def batches(pool: ProcessPoolExecutor, end: float) -> None:
             best[b] = min(found, key=found.__getitem__)
             if best[b] in (min(found), max(found)):
                 rates[b].append(best[b] * (2 if best[b] == max(found) else 0.5))
-    run([{"batch": b, "rate": best[b], "seed": s} for s in SEEDS for b in BATCHES[::-1]])
+    run([{"batch": b, "rate": best[b], "seed": s} for s in SEEDS[:2] for b in BATCHES[::-1]])
 
 
 def main() -> None:

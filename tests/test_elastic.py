@@ -141,7 +141,8 @@ def test_every_sample_is_used_once_an_epoch_however_ranks_die(kind, seed, ranks,
     worlds = [int(line) for line in (tmp_path / "worlds").read_text().split()]
     if rejoin:
         assert done.stderr.count("Ranks join: ") > 0
-        assert worlds[-1] == ranks
+        # who is lost after the last commit has nothing left to join for
+        assert worlds[-1] == ranks or int(begun[-1]) == 2 * 101
     else:
         assert died == lost
         assert worlds == list(range(ranks, ranks - died - 1, -1))

@@ -214,23 +214,29 @@ def best_rate(rates: Sequence[float], losses: Sequence[float]) -> float:
     return float(np.exp(np.clip(lowest, logs[near][0], logs[near][-1])))
 
 
-def rate_line(rows: Sequence[Mapping[str, Any]]) -> Callable[[int], float]:
-    """Fit a power law of the parameters to the best rates of some widths, with two digits.
+def rate_plane(rows: Sequence[Mapping[str, Any]]) -> Callable[[int, int], float]:
+    """Fit a power law of parameters and tokens to the best rates of some trainings.
 
     Args:
         rows: of `data/measured/language_sizes.csv`; those of the part "choice" are used.
 
     Returns:
-        (width) -> rate, for other widths as well.
+        (width, tokens) -> rate with two digits, for others as well.
     """
-    rows = [row for row in rows if row["part"] == "choice"]
-    sizes = {row["width"]: row["multiplied"] for row in rows}
-    best = []
-    for width in sizes:
-        pairs = [(row["rate"], row["held_out_nats"]) for row in rows if row["width"] == width]
-        best.append(best_rate(*zip(*pairs, strict=True)))
-    slope, start = np.polyfit(np.log(list(sizes.values())), np.log(best), 1)
+    losses: dict[tuple[int, int], dict[float, float]] = {}
+    for row in rows:
+        if row["part"] == "choice":
+            found = losses.setdefault((row["multiplied"], row["tokens"]), {})
+            found[row["rate"]] = row["held_out_nats"]
+    best = [best_rate(list(each), list(each.values())) for each in losses.values()]
+    # where all trainings are equally long, the least solution has no slope along the tokens
+    middle = np.log(list(losses)).mean(axis=0)
+    away = np.column_stack([np.ones(len(losses)), np.log(list(losses)) - middle])
+    plane = np.linalg.lstsq(away, np.log(best), rcond=None)[0]
     text = Text.load()
-    return lambda width: float(
-        f"{np.exp(start + slope * np.log(shape(text, width).multiplied)):.2g}"
-    )
+
+    def rate(width: int, tokens: int) -> float:
+        at = np.log([shape(text, width).multiplied, tokens]) - middle
+        return float(f"{np.exp(plane @ [1, *at]):.2g}")
+
+    return rate

@@ -97,15 +97,20 @@ def test_best_rate_is_the_bottom_of_a_parabola_and_stays_inside():
     assert lm.best_rate(rates, -np.log(rates)) == pytest.approx(0.016)
 
 
-def test_rate_line_goes_through_the_best_rates(text):
+@pytest.mark.parametrize("lengths", [(1000, 4000), (1000,)])
+def test_rate_plane_goes_through_the_best_rates(text, lengths):
+    def best(width, tokens):
+        longer = (tokens / 1000) ** -0.25 if len(lengths) > 1 else 1
+        return longer * lm.shape(text, width).multiplied ** -0.5
+
     rows = [
         {"part": "choice", "width": width, "multiplied": lm.shape(text, width).multiplied,
-         "rate": rate, "held_out_nats": np.log(rate * lm.shape(text, width).multiplied**0.5) ** 2}
-        for width in (16, 32, 64) for rate in (0.003, 0.006, 0.012)
+         "tokens": tokens, "rate": rate, "held_out_nats": np.log(rate / best(width, tokens)) ** 2}
+        for width in (16, 32, 64) for tokens in lengths for rate in (0.001, 0.003, 0.006, 0.012)
     ]  # fmt: skip
-    line = lm.rate_line([*rows, rows[0] | {"part": "result", "held_out_nats": -9.0}])
-    for width in (32, 128):
-        assert line(width) == pytest.approx(lm.shape(text, width).multiplied ** -0.5, rel=0.02)
+    rate = lm.rate_plane([*rows, rows[0] | {"part": "result", "held_out_nats": -9.0}])
+    for width, tokens in ((32, 1000), (128, 1000), (32, 2000)):
+        assert rate(width, tokens) == pytest.approx(best(width, tokens), rel=0.02)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -7,6 +7,7 @@ import os
 import struct
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -258,18 +259,19 @@ class FramedDataset(StoredDataset):
         super().__init__(folder, manifest)
         self._framing = FRAMINGS[manifest.kind]
         self._open: OrderedDict[int, int] = OrderedDict()
+        self._paths = [folder / file.name for file in self.data]
         self.check_bounds()
         if sum(file.count for file in self.data) != self.count:
             raise self.damaged(None, "the counts of its files do not add up to that of all")
         # A file that is cut, swapped or gone is reported at once, not in the middle of an epoch.
-        for file in self.data:
-            descriptor, _ = open_file(folder / file.name, file.nbytes)
+        for path, file in zip(self._paths, self.data, strict=True):
+            descriptor, _ = open_file(path, file.nbytes)
             os.close(descriptor)
             self.opens += 1
 
     def stored(self, number: int) -> bytes:
         file, offset, nbytes, _ = self.index[number].tolist()
-        return read_exactly(self._descriptor(file), nbytes, offset, self._path(file))
+        return read_exactly(self._descriptor(file), nbytes, offset, self._paths[file])
 
     def __iter__(self) -> Iterator[Sample]:
         if (self.index["nbytes"] < _LARGE).any() or not self.count:
@@ -283,7 +285,7 @@ class FramedDataset(StoredDataset):
         file, offset, nbytes, crc = self.index[number].tolist()
         if nbytes < _LARGE:
             return super().read(number)
-        descriptor, path = self._descriptor(file), self._path(file)
+        descriptor, path = self._descriptor(file), self._paths[file]
         before = self._framing.before_nbytes
         start = read_exactly(descriptor, before + HEAD_NBYTES, offset - before, path)
         place = find_data(start[before:], nbytes)
@@ -311,7 +313,7 @@ class FramedDataset(StoredDataset):
         first = 0
         for file, entry in enumerate(self.data):
             last, start = first + entry.count, len(self._framing.beginning)
-            descriptor, _ = open_file(self._path(file), entry.nbytes)
+            descriptor, _ = open_file(self._paths[file], entry.nbytes)
             self.opens += 1
             try:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
@@ -323,7 +325,7 @@ class FramedDataset(StoredDataset):
                     end = min(int(ends[stop - 1]), entry.nbytes)
                     if end <= start:
                         raise self.damaged(first, "the index is not in the order of the file")
-                    block = read_exactly(descriptor, end - start, start, self._path(file))
+                    block = read_exactly(descriptor, end - start, start, self._paths[file])
                     yield from self._cut(block, start, first, stop, checked)
                     first, start = stop, end
             finally:
@@ -344,23 +346,22 @@ class FramedDataset(StoredDataset):
 
     def neighbours(self, first: int, count: int) -> list[Sample]:
         """Read samples with one request, unless the index takes them from here and there."""
-        rows = self.index[first : first + count]
-        starts, ends = rows["offset"], rows["offset"] + rows["nbytes"]
-        apart = (rows["file"] != rows["file"][0]).any() or (ends[:-1] > starts[1:]).any()
-        if apart or (rows["nbytes"] >= _LARGE).all():
+        rows = self.index[first : first + count].tolist()  # most often of one small sample
+        file, start, *_ = rows[0]
+        parts = [(offset - start, offset - start + nbytes) for _, offset, nbytes, _ in rows]
+        apart = any(row[0] != file for row in rows) or any(a[1] > b[0] for a, b in pairwise(parts))
+        if apart or all(end - begin >= _LARGE for begin, end in parts):
             return super().neighbours(first, count)
-        file, start = int(rows["file"][0]), int(starts[0])
-        block = read_exactly(self._descriptor(file), int(ends[-1]) - start, start, self._path(file))
-        records = self._cut(block, start, first, first + count, checked=False)
-        return [self.verified(number, record) for number, record in enumerate(records, first)]
+        block = read_exactly(self._descriptor(file), parts[-1][1], start, self._paths[file])
+        return [
+            self.verified(number, block[begin:end])
+            for number, (begin, end) in enumerate(parts, first)
+        ]
 
     def close(self) -> None:
         while self._open:
             os.close(self._open.popitem()[1])
         super().close()
-
-    def _path(self, file: int) -> Path:
-        return self.folder / self.data[file].name
 
     def _descriptor(self, file: int) -> int:
         """Open a data file, or take it from those that are open."""
@@ -369,6 +370,6 @@ class FramedDataset(StoredDataset):
             return self._open[file]
         if len(self._open) == _MOST_OPEN:
             os.close(self._open.popitem(last=False)[1])
-        self._open[file], _ = open_file(self._path(file), self.data[file].nbytes)
+        self._open[file], _ = open_file(self._paths[file], self.data[file].nbytes)
         self.opens += 1
         return self._open[file]

@@ -198,12 +198,14 @@ class FormatSource(Source):
     def read(self, numbers: np.ndarray, throttle: Any = None) -> tuple[Any, np.ndarray]:
         """Read records in the order of the file, neighbours at once; give them as asked for."""
         order = np.argsort(numbers, kind="stable")
+        edges = np.flatnonzero(np.diff(numbers[order], prepend=-2) != 1)
+        runs = np.diff(edges, append=len(numbers))
         found: list[Sample] = []
         asked = []
         with self._dataset() as dataset:
-            for run in np.split(numbers[order], np.flatnonzero(np.diff(numbers[order]) != 1) + 1):
+            for first, count in zip(numbers[order][edges].tolist(), runs.tolist(), strict=True):
                 opens = dataset.opens
-                samples = dataset.neighbours(int(run[0]), len(run))
+                samples = dataset.neighbours(first, count)
                 found += samples
                 nbytes = sum(len(sample.data) for sample in samples)
                 requests = len(samples) if self.kind == "folder" else _requests(nbytes)
