@@ -19,10 +19,10 @@ trainings in shared memory that are there already are not repeated, so a part ma
 - `larger`: three schemes with four times the batch, at the same rates, with seed 10.
 - `train`: every scheme at its best rates with three other seeds: the held-out loss after every 32
   steps, and the bytes that a rank passes to collectives in a step. The link does not change them.
-- `steps`: the time of a step (median and quartiles of rounds of 16 steps, one in each turn) of the
-  schemes of `TIMED`, over a link without a limit (0) and at three rates, in turns; as `model_ms`
-  the prediction from the step without a limit, the bytes, and the links of `box.csv`. "waiting" is
-  "streaming" where a rank waits for the time of its computing, with its core free.
+- `steps`: the time of a step (median and quartiles of rounds, one in each turn, of 16 steps or of
+  all between two exchanges), over a link without a limit (0) and at three rates, in turns; as
+  `model_ms` the prediction from the step without a limit, the bytes, and the links of `box.csv`.
+  "waiting" is "streaming" where a rank waits for the time of its computing, with its core free.
 - `whole`: trainings over the link from the first to the last step, the time until each evaluation,
   and as `model_ms` the number of steps times the time of a step.
 
@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlcourse import measured, slow_links, slow_training
-from dlcourse.slow_training import SCHEMES, TIMED, Run, Scheme
+from dlcourse.slow_training import SCHEMES, Run, Scheme
 from dlguide.cluster import Cluster, box
 from dlguide.files import data_folder
 
@@ -186,7 +186,10 @@ def steps(kept: list[dict]) -> Iterator[dict]:
     links, found = slow_links.links_of(measured.load("box")), {}
     with box.hosts(2, None) as hosts, Cluster(hosts=hosts) as cluster:
         compute_s = cluster.run(slow_training.computing)[0]
-        jobs = {name: (name, 1, None) for name in TIMED} | {"waiting": ("streaming", 1, compute_s)}
+        jobs = {
+            name: (name, 1, None, max(slow_training.EVERY, scheme.every))
+            for name, scheme in SCHEMES.items()
+        } | {"waiting": ("streaming", 1, compute_s)}
         for _, bits_per_s in product(range(TURNS), (None, *LINKS)):
             hosts.rate(bits_per_s)
             for name, job in jobs.items():  # in turns: a disturbance hits all alike

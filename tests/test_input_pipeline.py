@@ -493,6 +493,25 @@ def test_a_pipeline_travels_to_another_process(folder):
     assert_same(whole(there), expected)
 
 
+def test_reading_has_a_lower_priority_than_the_thread_that_asks(arrays, monkeypatch):
+    seen = []
+    read = ip.ArraySource.read
+
+    def noting(*given):
+        seen.append((threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0)))
+        return read(*given)
+
+    monkeypatch.setattr(ip.ArraySource, "read", noting)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    for prefetch in (0, 2):
+        with ip.Pipeline(arrays, 4, prefetch=prefetch).epoch() as epoch:
+            first = len(seen)  # before it one sample was read for its shape, in this thread
+            list(epoch)
+        assert {nice for _, nice in seen[first:]} == {min(own + 10, 19)}
+        assert threading.get_native_id() not in {thread for thread, _ in seen[first:]}
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own
+
+
 def test_a_throttled_pipeline_takes_at_least_what_the_share_says(folder):
     share = ClientShare(byte_s=1e-6, latency_s=0.002)
     plain = ip.Pipeline(folder / "tfrecord", BATCH, prefetch=0)

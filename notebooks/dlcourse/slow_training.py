@@ -103,7 +103,7 @@ SCHEMES = {
     "local in 16 bits": Scheme(0.001, EVERY, averaging=LocalChanges),
     "DiLoCo H = 64": Scheme(0.001, 64, averaging=DiLoCo, outer_rate=0.7, momentum=0.5),
 }
-TIMED = tuple(SCHEMES)[:6]  # on links; the others are only trained
+TIMED = tuple(SCHEMES)[:6]  # step by step in the lesson
 
 
 @cache
