@@ -8,9 +8,10 @@ that are in the table are not trained again. Losses and steps do not depend on t
 
 `sizes` writes `data/measured/language_sizes.csv`: part (choice: one seed, several rates for each
 size and length; result: other seeds at the rate of the plane through the best ones; largest: at
-the rate that this plane leads to; "one rate": both with rates chosen for the shortest length only),
-width, parameters that each token is multiplied by, tokens, rate, seed, held-out loss (nats per
-token). A seed fixes the initial weights and, for all widths alike, the order of the text's windows.
+the rate that this plane leads to; "result 1" to "largest 3": three earlier tries with settings that
+lesson 90 names), width, parameters that each token is multiplied by, tokens, rate, seed, held-out
+loss (nats per token). A seed fixes the initial weights and, for all widths alike, the order of the
+text's windows.
 `batches` writes `data/measured/language_batches.csv`: batch (sequences), rate, seed, steps to the
 target, 0 where it was not reached.
 """
@@ -31,10 +32,10 @@ from dlcourse import language_models, measured
 from dlguide.files import data_folder
 
 CHOOSING, SEEDS = 10, (0, 1, 2, 3)
-BATCH = 16  # sequences, of the trainings of `sizes`
+BATCH = 4  # sequences, of the trainings of `sizes`
 WIDTHS, LARGEST = (16, 24, 32, 48), 96
-TOKENS = tuple(language_models.LENGTH * windows for windows in (2_304, 4_608, 9_216))
-RATES = (0.004, 0.008, 0.016)
+TOKENS = tuple(language_models.LENGTH * windows for windows in (4_608, 9_216, 18_432))
+RATES = (0.002, 0.004, 0.008)
 BATCH_WIDTH, TARGET = 32, 2.2  # nats per token
 BATCHES = (2, 4, 8, 16, 32, 64)
 MIDDLE_RATES = (0.002, 0.004, 0.004, 0.004, 0.008, 0.008)
@@ -92,7 +93,7 @@ def run_all(
         for each in done:
             rows.append(each.result())
             print(round(end - perf_counter()), *rows[-1].values(), flush=True)
-            measured.write(table, rows, (CHOOSING, *SEEDS))
+            measured.write(table, rows, sorted({row["seed"] for row in rows}))
     return [row for row in rows if any(job.items() <= row.items() for job in jobs)]
 
 

@@ -23,7 +23,7 @@ from dlguide.errors import require
 from dlguide.models import GPTShape
 from dlguide.parallel.zero import UpdateRule
 
-LENGTH, LAYERS, HEAD = 64, 2, 16
+LENGTH, LAYERS, HEAD = 64, 2, 8
 HELD_OUT_SHARE, HELD_OUT_WINDOWS = 0.05, 512
 WARMUP_SHARE = 0.1
 ADAM = {"beta1": 0.9, "beta2": 0.95}
@@ -55,7 +55,7 @@ def _windows(ids: np.ndarray) -> np.ndarray:
 
 
 def shape(text: Text, width: int) -> GPTShape:
-    """Return the sizes of a net of this width: heads of 16 values, as many keys as queries."""
+    """Return the sizes of a net of this width: heads of 8 values, as many keys as queries."""
     heads = width // HEAD
     return GPTShape(LENGTH, text.vocabulary, width, heads, heads, layers=LAYERS)
 
