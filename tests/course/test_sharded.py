@@ -44,7 +44,7 @@ def sharded_steps(prefetch, device_s):
 
     from dlcourse import sharded
 
-    options = {"steps": 2, "width": 16, "depth": 3, "samples": 8}
+    options = {"steps": 5, "width": 16, "depth": 3, "samples": 8}
     return sharded.timed_steps(MPI.COMM_WORLD, 1e6, prefetch, device_s, **options)
 
 
@@ -52,19 +52,19 @@ def sharded_steps(prefetch, device_s):
 @pytest.mark.parametrize("device_s", [0.0, 0.01])
 def test_times_of_a_step_have_each_part_as_often_as_stage_3_does_it(tmp_path, prefetch, device_s):
     for steps in on_ranks(2, sharded_steps, tmp_path, prefetch=prefetch, device_s=device_s):
-        assert len(steps) == 2
+        assert len(steps) == 5
+        waited = [step["waited_s"] / step["gather_s"] for step in steps]
+        assert min(waited) <= 1.5  # other programs may disturb some of these few milliseconds
+        if device_s:  # half of a layer of 1088 bytes at 1e6 bytes/s takes less than computing
+            assert min(waited) < 0.7 if prefetch else np.median(waited) > 0.7
         for step in steps:
             kinds = [kind for kind, _, _ in step["times"]]
             parts = ("forward", "backward", "gather", "reduce-scatter")
             assert [kinds.count(kind) for kind in parts] == [3, 3, 6, 3]
             assert all(0 <= a <= b <= step["step_s"] for _, a, b in step["times"])
-            assert step["waited_s"] <= step["gather_s"] * 1.5
             if device_s:
                 spans = [b - a for kind, a, b in step["times"] if kind == "backward"]
                 assert min(spans) >= 2 * device_s
-                # half of a layer of 1088 bytes at 1e6 bytes/s takes less than computing 0.01 s
-                hidden = 1 - step["waited_s"] / step["gather_s"]
-                assert hidden > 0.3 if prefetch else hidden < 0.3
 
 
 def test_sizes_are_those_of_the_arrays():
