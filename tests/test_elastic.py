@@ -143,8 +143,8 @@ def test_every_sample_is_used_once_an_epoch_however_ranks_die(kind, seed, ranks,
     worlds = [int(line) for line in (tmp_path / "worlds").read_text().split()]
     if rejoin:
         assert done.stderr.count("Ranks join: ") > 0
-        # for a rank that is lost after the last commit nothing is left to join for
-        assert worlds[-1] == ranks or steps_of_the_last_world == 0
+        # ranks join at a commit before the end, and more than two steps have one among them
+        assert worlds[-1] == ranks or steps_of_the_last_world <= 2
     else:
         assert died == lost
         assert worlds == list(range(ranks, ranks - died - 1, -1))
