@@ -45,7 +45,7 @@ def report(
     verdict = ("kept" if kept else "missed") if promised else ""
     if spread > MOST_SPREAD:
         verdict = "none, the machine moved"
-    share = share if isinstance(share, str) else f"{share:.2f}"
+    share = share if isinstance(share, str) else f"{share:.2g}"
     row = {"what": what, "value": median, "low": low, "high": high, "spread": spread}
     row |= {"share": share, "promised": promised, "verdict": verdict}
     print(
