@@ -35,7 +35,7 @@ def every_algorithm_against_numpy():
     p, rank = comm.size, comm.rank
     random = np.random.default_rng(p)  # the same on all ranks, so that each knows all arrays
     sizes = [0, 1, p - 1, p, p + 1, 7, 64, *random.integers(1, 5000, 4)]
-    dtypes = ["f4", "f8", "i4", "i8", "u1", "c8", "f2", ml_dtypes.bfloat16, "?"]
+    dtypes = ["f4", "f8", "i4", "i8", "u1", "c8", "f2", ml_dtypes.bfloat16, "?", ">f4"]
     ways = {name: (lambda a, n=name: collectives.allreduce(a, comm, algorithm=n))
             for name in (*collectives.ALGORITHMS, "auto")}  # fmt: skip
     for nodes in (1, 2, 3):
@@ -90,6 +90,10 @@ def every_algorithm_against_numpy():
                     shared.free()
                 if not np.allclose(mine[:, 0], ufunc(floats, axis=0), rtol=1e-5):
                     wrong.append([name, op, size])
+        orders = (floats + 1j).astype("c8")  # MPI has no order of complex numbers, NumPy has
+        mine = collectives.allreduce(orders[rank].copy(), comm, "max")
+        if not np.array_equal(mine, orders.max(axis=0)):
+            wrong.append(["auto", "max", "complex"])
     # a communicator of some of the ranks
     part = comm.Split(rank % 2, -rank)
     mine = np.full(9, rank)
@@ -371,6 +375,8 @@ def what_ranks_that_differ_are_told(case):
         array = collectives.shared_array(part, 4) if last else array
     if last and case == "algorithm":
         options = {"algorithm": "ring"}
+    if last and case == "unknown":
+        options = {"op": "mean"}
     try:
         if case == "root":
             collectives.broadcast(array, comm, root=comm.size)
@@ -393,6 +399,7 @@ def what_ranks_that_differ_are_told(case):
         ("stride", "ranks 0, 1, 2: a non-contiguous array of shape (4,)"),
         ("window", "rank 2: shape (4,) of float32 in shared memory"),
         ("algorithm", "algorithm='ring'"),
+        ("unknown", "op='mean'"),
         ("root", "`root` must be a rank, 0 to 2, got 3"),
         ("roots", "rank 2: shape (4,) of float32, root=0"),
     ],

@@ -357,6 +357,8 @@ def test_a_layout_that_cannot_be_names_the_nearest_that_works(sides, words):
     plan = layout_planner.plan_layout(GPT, 8, small, 16)
     with pytest.raises(ValueError, match=words):
         of(plan, **sides)
+    with pytest.raises(ValueError, match="`context` must be a whole number of at least 1, got 0"):
+        of(plan, **sides, context=0)
     none = layout_planner.plan_layout(GPT, 8, RankSpeeds(1e12, 0.0, WIDE, 1.0), 16)
     with pytest.raises(ValueError, match="Nothing fits: use more ranks"):
         of(none, **sides)

@@ -272,8 +272,8 @@ def test_s_caffe_with_a_batch_of_256_is_near_what_the_smaller_one_and_one_gpu_pr
     ("points", "words"),
     [
         ([], "three pairs"),
-        ([(64, 1, 1.0), (64, 2, 0.6), (64, 4, 0.4)], "three pairs of batch and workers, several"),
-        ([(64, 1, 1.0), (128, 1, 1.6), (256, 1, 3.0)], "several of each"),
+        ([(64, 1, 1.0), (64, 2, 0.6), (64, 4, 0.4)], "three pairs of global batch and workers"),
+        ([(64, 1, 1.0), (128, 1, 1.6), (256, 1, 3.0)], "at least two values of each"),
         ([(64, 1, 1.0), (128, 1, 0.0), (64, 2, 3.0)], "above 0, got 0"),
         ([(64, 0, 1.0), (128, 1, 1.0), (64, 2, 3.0)], "`workers` must"),
         ([(-1, 1, 1.0), (128, 1, 1.0), (64, 2, 3.0)], "`batch` must"),

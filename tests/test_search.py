@@ -150,6 +150,7 @@ def test_objective_that_never_gives_a_score_ends_the_search_with_the_reason(retu
         (lambda: search.run(valley, {}, search.Random(1)), "at least one parameter"),
         (lambda: search.run(valley, SPACE, 20), "Use Grid, Random, Halving or TPE"),
         (lambda: search.run(valley, SPACE, search.Random(1), seed=-1), "`seed` must be a whole"),
+        (lambda: search.run(valley, SPACE, search.Random(1), ranks=[0]), "`ranks` must be None"),
         (lambda: search.Random(0), "`trials` must be a whole number of at least 1"),
         (lambda: search.Random(1, epochs=0), "`epochs` must be a whole number of at least 1"),
         (lambda: search.Grid(0), "`points` must be a whole number of at least 1"),

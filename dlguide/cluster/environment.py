@@ -28,8 +28,13 @@ LOOPBACK = "127.0.0.1"
 MODULE = (sys.executable, "-P", "-m")  # the working directory shadows no module
 ENGINE = (*MODULE, "dlguide.cluster.engine")
 ENCRYPTED = {"IPP_ENABLE_CURVE": "1"}
-# By default a rank counts as present only after a second heartbeat, 3 s apart.
-BEATS = ("--HeartMonitor.period=500", "--HeartMonitor.max_heartmonitor_misses=60")
+# By default a rank counts as present only after a second heartbeat, 3 s apart, and is refused if
+# that takes 30 s, as it can on a busy machine.
+BEATS = (
+    "--HeartMonitor.period=500",
+    "--HeartMonitor.max_heartmonitor_misses=60",
+    "--IPController.registration_timeout=60",
+)
 # Only the cluster may set these: its processes are recognised by them.
 OWN = (
     processes.MARK, processes.OWNER, processes.FOLDER, processes.PLAN, "IPYTHONDIR",

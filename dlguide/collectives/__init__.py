@@ -102,25 +102,25 @@ def allreduce(
         numpy.ndarray: `array`.
 
     Raises:
-        ValueError: when an argument is unknown, or on all ranks alike when they differ.
+        ValueError: on all ranks alike, when an argument is unknown or arguments differ.
 
     Source:
         Table lookup: MVAPICH2's tuning tables (Panda et al., Hot Interconnects 25, 2017).
     """
-    # plain comparisons first: a message of a few bytes takes 4 microseconds in all
+    if check:  # first: a rank that refuses its own arguments alone would leave the others waiting
+        require_equal_buffers(comm, array, op=op, algorithm=algorithm, table=table)
+    # plain comparisons: a message of a few bytes takes 4 microseconds in all
     if algorithm != "auto" or op not in OPERATIONS:
         require_known(op, OPERATIONS, "op")
         require_known(algorithm, ("auto", *NAMES), "algorithm")
-    if check:
-        require_equal_buffers(comm, array, op=op, algorithm=algorithm, table=table)
     name = algorithm
     if algorithm == "auto":
         name = (table or table_of(comm)).choose(array.nbytes)
         if array.nbytes >= IN_WINDOW_BYTES and in_window(array, comm):
             name = "shared"
-    if name == LIBRARY and not library_can(array.dtype):
-        must, then = "be able to add the array's numbers", "Take another algorithm."
-        require(algorithm == "auto", "algorithm", must, str(array.dtype), then)
+    if name == LIBRARY and not library_can(array.dtype, op):
+        must, then = f"be able to combine {array.dtype} by {op!r}", "Take another algorithm."
+        require(algorithm == "auto", "algorithm", must, algorithm, then)
         name = "recursive_doubling"
     return autotune.run(name, array, comm, op)
 
@@ -140,15 +140,16 @@ def broadcast(
         numpy.ndarray: `array`.
 
     Raises:
-        ValueError: on all ranks alike, when they differ or there is no rank `root`.
+        ValueError: on all ranks alike, when arguments differ or are unknown, or there is no rank
+            `root`.
     """
     algorithms = {
         "tree": broadcast_tree,
         "chain": broadcast_chain,
         "scatter_allgather": broadcast_scatter_allgather,
     }
-    require_known(algorithm, algorithms, "algorithm")
     if check:
         require_equal_buffers(comm, array, root=root, algorithm=algorithm)
+    require_known(algorithm, algorithms, "algorithm")
     require(root in range(comm.size), "root", f"be a rank, 0 to {comm.size - 1}", root)
     return algorithms[algorithm](array, comm, root) if flatten(array).size else array

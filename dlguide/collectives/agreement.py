@@ -60,8 +60,9 @@ def agree_or_raise(comm: Any, values: Mapping[str, Any] | None = None) -> Iterat
 
     Raises:
         Exception: the rank's own error, when all ranks have the same one.
-        ValueError: with the text and rank of each error that is a ValueError; when values differ.
-        RuntimeError: with the text and rank of each other error.
+        ValueError: with the texts and ranks of all errors, if all are ValueErrors; when values
+            differ.
+        RuntimeError: with the texts and ranks of all errors, if one is of another kind.
     """
     error = None
     try:

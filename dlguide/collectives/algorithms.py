@@ -6,7 +6,7 @@ ring; then allreduce in six ways; a seventh, in shared memory, is in
 for any number of ranks p. Every rank of the communicator must call, with an array of the same
 size; `dlguide.collectives.allreduce` checks that and chooses among them. `op` is "sum", "prod",
 "min" or "max". All but `reduce_scatter_ring` return `array`. An allreduce leaves the same result
-on every rank, bit by bit.
+on every rank, bit by bit, but for the sign of a zero under "min" and "max".
 
 With n bytes, a latency a per message and b seconds per byte (additions not counted):
 
@@ -14,6 +14,9 @@ With n bytes, a latency a per message and b seconds per byte (additions not coun
     recursive doubling      ceil(log2 p) (a + n b)
     ring                  2 (p - 1) a + 2 (p - 1)/p n b
     halving and doubling  2 log2 p a  + 2 (p - 1)/p n b
+
+Where p is no power of two, the last row and recursive doubling have q, the largest power of two
+below p, in its place, and 2 (a + n b) more.
 """
 
 from __future__ import annotations

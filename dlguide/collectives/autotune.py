@@ -97,9 +97,10 @@ def library_arguments(op: str) -> tuple[Any, Any]:
     return MPI.IN_PLACE, getattr(MPI, op.upper())
 
 
-def library_can(dtype: np.dtype) -> bool:
-    """Return whether MPI can add elements of a dtype: it has no float16 and no bfloat16."""
-    return dtype.char in _ABLE
+def library_can(dtype: np.dtype, op: str) -> bool:
+    """Return whether MPI can combine elements: no 16-bit floats, no order of complex ones."""
+    ordered = dtype.kind != "c" or op in ("sum", "prod")
+    return dtype.isnative and dtype.char in _ABLE and ordered
 
 
 def measure(

@@ -157,11 +157,14 @@ class Limits:
         """Add samples of the memory traffic of now at these footprints (bytes); store nothing.
 
         Memory is shared with other programs, and in a virtual machine with others that cannot be
-        seen: where its speed has moved since it was stored, the spread shows it.
+        seen: where its speed has moved since it was stored, the spread shows it. Without an answer
+        the limits stay as they are, with a warning.
         """
         sizes = sorted({size for each in footprints for size in self._around(each)})
         job = {"cpus": self.cpus, "library": _kernels()[0], "footprints": sizes}
-        answer, _ = ask(__name__, "memory", job, _PARTS["memory"][1])
+        answer, why = ask(__name__, "memory", job, _PARTS["memory"][1])
+        if not answer:
+            warnings.warn(f"The memory traffic of now is unknown: {why}", stacklevel=2)
         memory = dict(self.memory)
         for size, now in answer.items():
             before = memory[int(size)]

@@ -128,7 +128,7 @@ class TrainingResult:
 
 
 def digest_of(arrays: Iterable[Any]) -> str:
-    """Return the SHA-256 of arrays: their bytes, dtypes and shapes."""
+    """Return the SHA-256 of arrays: their bytes, dtypes and shapes, a scalar's as (1,)."""
     digest = hashlib.sha256()
     for array in arrays:
         contents = np.ascontiguousarray(array)

@@ -13,7 +13,8 @@ gradients. `sent` counts the bytes that this rank has passed to collectives, `nb
 
 A codec encodes an array as a message of few bytes, `payload` of them, and decodes it, with losses.
 `encode_tensor` makes the same message by operations of TensorFlow, so that no gradient leaves its
-device. Values that are not finite come out of every codec as not finite.
+device. An array with values that are not finite comes out of every codec with at least one such
+value.
 """
 
 from __future__ import annotations

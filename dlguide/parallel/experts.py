@@ -44,7 +44,7 @@ class Routing:
     """Where the tokens of one forward pass went, and what the backward pass needs of them.
 
     `load` counts the choices of each expert, `dropped` those that found no place, both over all
-    ranks; `balance_loss` is 1 when choices and scores are spread evenly, E at worst.
+    ranks; `balance_loss` is 1 when choices and scores are spread evenly, E / k at worst.
     """
 
     load: np.ndarray

@@ -234,7 +234,9 @@ def choose_layout(
         ValueError: when it needs another number of ranks, does not divide the net or the batch, or
             does not fit into memory.
     """
-    asked = (data, tensor, pipeline, context, experts)
+    sides = {"data": data, "tensor": tensor, "pipeline": pipeline, "context": context}
+    sides |= {"experts": experts}
+    asked = tuple(require_count(side, name) for name, side in sides.items())
     uniform = [one for one in layouts if one.data]
     ranks = prod(_sides_of(uniform[0])[:4])
     found = {_sides_of(one): one for one in uniform}

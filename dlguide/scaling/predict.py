@@ -509,7 +509,7 @@ def fit_strong(points: Iterable[tuple[int, int, float]], shape: str | None = Non
 
     Raises:
         ValueError: if there are fewer than three different pairs of batch and workers, or only
-            one number of workers, or a value is out of range.
+            one number of workers or one global batch, or a value is out of range.
     """
     rows = [(batch, p, float(seconds)) for batch, p, seconds in points]
     for batch, p, seconds in rows:
@@ -518,7 +518,7 @@ def fit_strong(points: Iterable[tuple[int, int, float]], shape: str | None = Non
         require(0 < seconds < math.inf, "points", "have times above 0", seconds)
     pairs = {(batch, p) for batch, p, _ in rows}
     then = "Measure two batches on one worker, and one of them on more."
-    must = "hold three pairs of batch and workers, several of each"
+    must = "hold three pairs of global batch and workers, at least two values of each"
     enough = len(pairs) > 2 and all(len(set(each)) > 1 for each in zip(*pairs, strict=True))
     require(enough, "points", must, sorted(pairs), then)
     names = STRONG_SHAPES if shape is None else [require_known(shape, STRONG_SHAPES, "shape")]

@@ -147,6 +147,7 @@ def run(
     _require_objective(objective, cluster)
     if cluster is not None:
         ranks = checked_ranks(ranks, cluster.ranks)
+    require(cluster is not None or ranks is None, "ranks", "be None without a cluster", ranks)
     begin_s = time.monotonic()
     trials: list[Trial] = []
     progress = _ProgressLine(str(method), show)

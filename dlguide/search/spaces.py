@@ -5,7 +5,7 @@ A space is a dictionary from a parameter's name to one of four kinds:
     space = {"rate": LogUniform(1e-3, 1.0), "batch": Choice((16, 32, 64)), "width": Integer(8, 64)}
 
 Every kind maps the interval [0, 1) to its values, so a point of any space is a point of a unit
-cube: random search and the Parzen estimators of `tpe` work there.
+cube: random search and the Parzen estimators of `TPE` work there.
 """
 
 from __future__ import annotations
