@@ -76,8 +76,9 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("DLGUIDE_TRACEBACK") or not _is_expected(error):
             raise
+        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
         kind = "" if isinstance(error, MissingComponentError) else f"{type(error).__name__}: "
-        sys.exit(f"dlguide: {kind}{_with_options(str(error))}")
+        sys.exit(f"dlguide: {kind}{_with_options(text)}")
     if status == INTERRUPTED:
         print("\nInterrupted; the ranks were stopped.", file=sys.stderr)
     sys.exit(status)

@@ -93,14 +93,17 @@ def train(
             runs.append(cluster.run(training.fit, **work))
             if stored is not None and flops is None:
                 flops = cluster.run(_training_flops, net)[0]
-    table = comparison.rows(runs)
-    bounds = [stored and stored.computing(flops, row.ranks * row.threads) for row in table]
-    _print_table(table, bounds)
-    comparison.write(runs, table, output / "scaling.json")
-    if len(runs) > 1:
-        alike = [run for each in runs for run in each if run.threads == plan.threads]
-        plots.scaling(alike).savefig(output / "scaling.png")
-        print(f"Plot and numbers: {output / 'scaling.png'}, {output / 'scaling.json'}")
+    if all(run.images_per_s for each in runs for run in each):
+        table = comparison.rows(runs)
+        bounds = [stored and stored.computing(flops, row.ranks * row.threads) for row in table]
+        _print_table(table, bounds)
+        comparison.write(runs, table, output / "scaling.json")
+        if len(runs) > 1:
+            alike = [run for each in runs for run in each if run.threads == plan.threads]
+            plots.scaling(alike).savefig(output / "scaling.png")
+            print(f"Plot and numbers: {output / 'scaling.png'}, {output / 'scaling.json'}")
+    else:
+        print("Nothing was trained, so there is no speed to show.")
     if timeline is not None:
         _draw_timeline(timeline, runs[0][0])
 

@@ -612,14 +612,15 @@ class Saver:
             return np.zeros(sums)
         like = [(np.float64, (sums,)), *((one.dtype, one.shape) for one in workers.states()[0])]
         size = 8 * sums + sum(array.nbytes for array in workers.states()[0])
-        anew = self._start.anew
-        if len(states) % size if anew else len(states) != size * workers.count * self._comm.size:
+        divided_anew, ranks = self._start.anew, self._comm.size
+        if len(states) % size if divided_anew else len(states) != size * workers.count * ranks:
+            then = "Start the run anew." if self._folder is None else anew(self._folder)
             raise CheckpointError(
                 f"The checkpoint in {self._folder} holds {len(states)} bytes of the workers' own, "
-                f"here they have {size} each. {anew(self._folder)}"
+                f"here they have {size} each: metrics or model differ. {then}"
             )
         saved = [_arrays(states[at : at + size], like) for at in range(0, len(states), size)]
-        if anew:
+        if divided_anew:
             workers.take_over([arrays[1:] for arrays in saved])
             return sum(arrays[0] for arrays in saved) * (self._comm.rank == 0)
         first = self._comm.rank * workers.count

@@ -104,10 +104,16 @@ def _ask(words: list[str], profile: Profile) -> str:
         raise MissingComponentError(
             f"There is no {program} here. Copy the file to the cluster and submit it there."
         )
-    done = subprocess.run(
-        words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S,
-        check=False,
-    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S,
+            check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(
+            f"{program} did not answer within {ANSWER_S:.0f} s. The job may have been submitted "
+            "all the same: look at the queue before you submit it again."
+        ) from error
     if done.returncode != 0:
         why = (done.stderr or done.stdout).strip()
         raise RuntimeError(f"{program} refuses the job: {why}")
