@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 from made_up_limits import LIMITS
 
 from dlguide import cli
 from dlguide.cli import training
+from dlguide.errors import DataError
 from dlguide.machine import describe
 from dlguide.training.compare import ComparisonRow
 
@@ -102,6 +104,36 @@ def test_every_command_has_help(dlguide):
     for name in ("train", "run", "doctor", "lab", "notebooks", "cleanup", "install-horovod"):
         assert name in text
         assert dlguide(name, "--help")[0] in (0, None)
+
+
+def test_notes_of_an_error_are_shown(dlguide, monkeypatch):
+    def refuse():
+        error = DataError("no room")
+        error.add_note("Submitted before it: 17.")
+        raise error
+
+    monkeypatch.setattr("dlguide.cluster.processes.cleanup", refuse)
+    assert dlguide("cleanup") == (1, "dlguide: DataError: no room\nSubmitted before it: 17.")
+
+
+def test_a_finished_training_has_no_speed(dlguide, monkeypatch, tmp_path):
+    class Finished:
+        def __init__(self, plan):
+            pass
+
+        def run(self, *_, **__):
+            return [SimpleNamespace(images_per_s=0.0)]
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr("dlguide.cluster.Cluster", Finished)
+    status, text = dlguide("train", "--ranks", 1, "--output", tmp_path)
+    assert status in (0, None)
+    assert "Nothing was trained, so there is no speed to show." in text
 
 
 def test_an_error_of_another_library_shows_its_traceback(dlguide, monkeypatch):

@@ -360,6 +360,19 @@ def test_nothing_is_submitted_without_being_asked(asked, tmp_path):
     assert not asked.exists()
 
 
+def test_a_batch_system_that_does_not_answer_is_named_with_what_was_submitted(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "sbatch"
+    path.write_text(f"#!/bin/sh\nmkdir {tmp_path}/first 2> /dev/null || exec sleep 30\necho 17\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(sys.modules["dlguide.cluster.batch.submit"], "ANSWER_S", 1.0)
+    with pytest.raises(RuntimeError, match="sbatch did not answer within 1 s. .* queue") as raised:
+        batch.submit(Job("train.py", chain=3), Profile(), "job.sh")
+    assert raised.value.__notes__ == ["Submitted before it: 17."]
+
+
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
 def test_links_of_a_chain_wait_for_each_other(scheduler, asked, tmp_path):
     path = tmp_path / "job.sh"

@@ -95,7 +95,7 @@ def test_slurm_nodes_and_ranks_are_those_of_the_job(slurm):
     one = slurm(SLURM_TASKS_PER_NODE="3", SLURM_JOB_NUM_NODES="1", SLURM_JOB_CPUS_PER_NODE="6")
     assert one == Allocation("slurm", "7", 1, 3, 6)
     assert slurm(SLURM_JOB_CPUS_PER_NODE="8(x2),4").cores_per_node == 4
-    with pytest.raises(ValueError, match=r"as many ranks on each node, got '4,2'"):
+    with pytest.raises(ValueError, match=r"equally many ranks on each node, got '4,2'"):
         slurm(SLURM_TASKS_PER_NODE="4,2")
     # without a job the number that was asked for is not touched
     assert [Allocation().ranks_per_node(ranks) for ranks in (None, 3)] == [None, 3]
@@ -140,7 +140,7 @@ def test_flux_nodes_are_those_of_its_instance(flux):
 
 BAD_NODES = {
     "empty": ([], "12", r"`PBS_NODEFILE` must be a file that names .*/nodes'. It is empty"),
-    "unequal": (["n1", "n1", "n2"], "2", r"as many ranks on each node, got '2,1'. .*place=scatter"),
+    "unequal": (["n1", "n1", "n2"], "2", r"equally many ranks .*, got '2,1'. .*place=scatter"),
 }  # fmt: skip
 
 

@@ -276,9 +276,11 @@ def test_little_memory_fails_with_what_ranks_need(monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", Free)
     finding = host.memory(LIMIT_S)
     assert finding.ok is False
-    assert "two ranks need 1.4" in finding.found
-    Free.available = 2 * 10**9
-    assert host.memory(LIMIT_S).ok is None
+    assert "two ranks need 1.4 GB" in finding.found
+    Free.available = 25 * 10**8
+    finding = host.memory(LIMIT_S)
+    assert finding.ok is None
+    assert "room for 3 ranks" in finding.found
 
 
 def test_full_disk_fails(monkeypatch):

@@ -300,6 +300,20 @@ def test_loss_scale_mends_gradients_and_not_losses(results):
         assert result["errors"]["half precision, sound"] == "none"
 
 
+def test_other_metrics_within_an_epoch_are_refused_in_words(tmp_path):
+    from fitting import fit
+
+    from dlguide.data import datasets
+    from dlguide.training import checkpoint
+
+    ways = {"model": "mlp", "data": datasets.load("mnist").first(40, 10), "batch_per_rank": 10}
+    ways |= {"parallel": False, "epochs": 1, "evaluate": False, "checkpoint": tmp_path}
+    fit(**ways, every_steps=1, keep=9)
+    checkpoint.latest(tmp_path).unlink()  # that of the finished training
+    with pytest.raises(checkpoint.CheckpointError, match="metrics or model differ. Use another"):
+        fit(**ways, metrics={})
+
+
 def divided_anew(saves_in):
     """Train an epoch on 2 ranks, on 1 and on 2 again, and the same steps by hand."""
     import shutil

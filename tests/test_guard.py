@@ -51,7 +51,9 @@ def test_unequal_numbers_of_batches_are_refused_with_ranks_and_numbers(tmp_path,
     arguments = {"batches": [10, 8], "callback": callback}
     (refused, equal), other = on_ranks(2, fits_with_unequal_batches, tmp_path, **arguments)
     assert [refused, equal] == other
-    assert refused.startswith("RanksDifferError: The batches per epoch must be as many on every")
+    assert refused.startswith(
+        "RanksDifferError: The number of batches per epoch must be the same on"
+    )
     assert "got rank 0: 10, rank 1: 8." in refused
     assert "`steps_per_epoch=8`" in refused
     assert equal == "no error"

@@ -29,7 +29,9 @@ def batch(
     stage: Annotated[
         list[str] | None, typer.Option(help="Data for each node's disk; may be repeated.")
     ] = None,
-    requeue: Annotated[bool, typer.Option(help="Begin anew when the time is over.")] = False,
+    requeue: Annotated[
+        bool, typer.Option(help="At the time limit, go on in the queue from the last checkpoint.")
+    ] = False,
     warn_s: Annotated[int, typer.Option(help="Seconds before the limit to save.")] = 120,
     chain: Annotated[int, typer.Option(help="Number of jobs, one after the other.")] = 1,
     inside: Annotated[bool, typer.Option(help="One process, with Cluster(inside=True).")] = False,
@@ -75,9 +77,9 @@ def batch(
     require(definition is None or bool(container), "definition", must, str(definition))
     path = file if output is None else str(output)
     text = jobs.script(job, site, str(output.absolute()) if output else "")
-    for written in (output, definition):
+    for name, written in (("output", output), ("definition", definition)):
         if written is not None:
-            require_writable(written.absolute().parent, "output")
+            require_writable(written.absolute().parent, name)
     if definition is not None:
         definition.write_text(jobs.definition(job))
     if output is None:

@@ -224,7 +224,7 @@ def _slurm() -> Allocation:
     tasks = os.environ.get("SLURM_TASKS_PER_NODE", "1")
     equal = re.fullmatch(r"(\d+)(?:\(x\d+\))?", tasks)  # "4(x2)": four on each of two nodes
     then = "Ask for `--ntasks-per-node`, not for `--ntasks`."
-    require(bool(equal), "inside", "be in a job with as many ranks on each node", tasks, then)
+    require(bool(equal), "inside", "be in a job with equally many ranks on each node", tasks, then)
     cores = re.findall(r"(\d+)(?:\(x\d+\))?", os.environ.get("SLURM_JOB_CPUS_PER_NODE", "0"))
     nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
     job = os.environ["SLURM_JOB_ID"]
@@ -242,7 +242,7 @@ def _pbs() -> Allocation:
     tasks = ranks[lines[0]]
     then = "Ask for equal chunks: `-l select=2:ncpus=4:mpiprocs=4 -l place=scatter`."
     fits = set(ranks.values()) == {tasks}
-    must = "be in a job with as many ranks on each node"
+    must = "be in a job with equally many ranks on each node"
     require(fits, "inside", must, ",".join(map(str, ranks.values())), then)
     cores = int(os.environ.get("NCPUS") or tasks)  # Torque has no NCPUS and a line for each core
     return Allocation("pbs", os.environ["PBS_JOBID"], len(ranks), tasks, cores, tuple(ranks))

@@ -24,11 +24,14 @@ ABORT = re.compile(r"^Abort\(-?\d+\) on node \d+ .*", re.MULTILINE)
 
 
 class RankError(RuntimeError):
-    """One or more ranks failed, left early, or can never continue; all ranks were then stopped.
+    """One or more ranks failed, left early, or can never continue.
+
+    All ranks were then stopped, unless each of them had returned or raised.
 
     Attributes:
-        kind: "raised", "exited", "died", "frozen", "deadlock" or "lost".
-        ranks: the failed ranks (indices).
+        kind: "raised", "exited", "died", "frozen", "deadlock", "lost", or "refused": a script that
+            cannot be made parallel.
+        ranks: the failed ranks (indices); none for "refused".
         detail: tracebacks, or what each rank was doing.
     """
 
@@ -94,7 +97,8 @@ def _read(log: Path) -> str:
 
 def frozen(ranks: Sequence[int]) -> RankError:
     """Describe ranks that are stopped or silent."""
-    message = f"{ranks_in_words(ranks)} stands still: stopped (SIGSTOP) or without a sign of life."
+    words = f"{ranks_in_words(ranks)} {'does' if len(ranks) == 1 else 'do'} not respond"
+    message = f"{words}: stopped (SIGSTOP) or without a sign of life."
     return RankError("frozen", ranks, message)
 
 

@@ -247,8 +247,8 @@ class Cluster:
         """Call a function with the same arguments on every rank.
 
         The output of the ranks appears here, each line after its rank, and the progress of a
-        training. If a rank fails, all are stopped and the next call starts them again; their
-        variables are lost then.
+        training. If a rank fails while others have not answered, all are stopped and the next call
+        starts them again; their variables are lost then. If every rank returns or raises, all stay.
 
         Args:
             function: a function that can be pickled, also one of a notebook's cell. One with a

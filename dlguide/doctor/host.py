@@ -17,6 +17,7 @@ from dlguide.cluster import box, processes
 from dlguide.commands import STARTED_BY_MPI
 from dlguide.data import datasets
 from dlguide.doctor.result import CheckResult
+from dlguide.errors import DataError
 
 RANK_BYTES = 700_000_000  # a rank with TensorFlow, the MNIST net and its data
 DISK_BYTES = 1_000_000_000  # notebooks, plots, checkpoints
@@ -98,16 +99,20 @@ def memory(limit_s: float) -> CheckResult:
     found = f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free"
     fix = "ps -eo rss,pid,args --sort=-rss | head  # end what you do not need"
     if free < 2 * RANK_BYTES:
-        return CheckResult("Memory", False, f"{found}; two ranks need 1.4", fix)
+        return CheckResult("Memory", False, f"{found}; two ranks need 1.4 GB", fix)
     if free < 4 * RANK_BYTES:
-        return CheckResult("Memory", None, f"{found}; more than two ranks will not fit", fix)
+        return CheckResult("Memory", None, f"{found}; room for {free // RANK_BYTES} ranks", fix)
     return CheckResult("Memory", True, found)
 
 
 def disk(limit_s: float) -> CheckResult:
     """Check that results can be written in the current and the temporary folder."""
     try:
-        places = [Path.cwd(), Path(tempfile.gettempdir())]
+        here = Path.cwd()
+    except OSError as error:
+        return CheckResult("Disk", False, f"the current folder: {error.strerror}", "cd ~")
+    try:
+        places = [here, Path(tempfile.gettempdir())]
     except OSError as error:
         fix = "mkdir -p /tmp/mine && export TMPDIR=/tmp/mine"
         return CheckResult("Disk", False, str(error), fix)
@@ -166,7 +171,9 @@ def data_files(limit_s: float) -> CheckResult:
     try:
         data = datasets.load("mnist")
     except RuntimeError as error:
-        return CheckResult("Data", False, str(error), "git checkout -- data")
+        fix = "export DLGUIDE_DATA=FOLDER  # the `data` of a clone"
+        fix = "git checkout -- data" if isinstance(error, DataError) else fix
+        return CheckResult("Data", False, str(error), fix)
     return CheckResult("Data", True, repr(data))
 
 

@@ -115,10 +115,11 @@ def one_libmpi(limit_s: float, loaders: Mapping[str, str] | None = None) -> Chec
     """Find the libmpi that each component loads, each in its own process: the first would win."""
     loaders = _loaders() if loaders is None else loaders
     found: dict[str, str] = {}
+    limit_s /= len(loaders)
     for name, load in loaders.items():
         code = SITE + load + LOADED
         env = commands.without_mpi()
-        done = commands.run([sys.executable, "-c", code], limit_s / len(loaders), env)
+        done = commands.run([sys.executable, "-c", code], limit_s, env)
         marked = _marked(done.output)
         paths = {os.path.realpath(path) for path in marked[0].split()} if marked else set()
         found[name] = " and ".join(sorted(paths)) or (done.tail(1) or _how(done, limit_s))

@@ -135,8 +135,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 class MetricAverageCallback(keras.callbacks.Callback):
     """Average the metrics of an epoch over the ranks, before other callbacks use them.
 
-    Put it before callbacks that read metrics, such as `ReduceLROnPlateau`. One exchange of
-    8 bytes per metric; all ranks have the same weight, however many samples they had.
+    Put it before callbacks that read metrics, such as `ReduceLROnPlateau`. In each
+    epoch the ranks compare the names of the metrics, then average 8 bytes for each; all ranks have
+    the same weight, however many samples they had.
 
     Args:
         device: device for the exchange; empty leaves it to TensorFlow.
@@ -222,7 +223,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         steps_per_epoch: batches per epoch; None takes them from `fit`.
 
     Raises:
-        ValueError: when `initial_lr` is missing, or the optimizer's rate is a schedule of Keras.
+        ValueError: when `initial_lr` is not positive, the optimizer's rate is a schedule of Keras,
+            or `staircase` is False and the batches per epoch are unknown.
 
     Source:
         Goyal et al., Accurate, Large Minibatch SGD (2017), sections 2.2 and 3.

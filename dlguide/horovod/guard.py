@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from dlguide.collectives.agreement import group_ranks
-from dlguide.errors import ranks_in_words, require_count
+from dlguide.errors import ranks_in_words, require, require_count
 from dlguide.horovod.native import ProcessSet, communicates, global_process_set, members
 from dlguide.horovod.ops import allgather, allgather_bytes, broadcast
 
@@ -44,8 +44,11 @@ class RanksDifferError(RuntimeError):
 def check_interval(value: int | None) -> int:
     """Return the number of updates between two checks."""
     if value is None:
-        text = os.environ.get("DLGUIDE_HVD_CHECK_EVERY", "")
-        value = int(text) if text.isdecimal() else CHECK_EVERY
+        name = "DLGUIDE_HVD_CHECK_EVERY"
+        text = os.environ.get(name) or str(CHECK_EVERY)
+        must = "be a whole number of at least 0"
+        require(text.isdecimal(), name, must, text, "Use 0 for never.")
+        value = int(text)
     return require_count(value, "check_every", least=0)
 
 
@@ -100,8 +103,8 @@ def require_equal_steps(steps: int | None, process_set: ProcessSet = global_proc
     pairs = zip(members(process_set), batches, strict=True)
     counts = ", ".join(f"rank {rank}: {count}" for rank, count in pairs)
     raise RanksDifferError(
-        "The batches per epoch must be as many on every rank, because each of them exchanges "
-        f"gradients; got {counts}. Cut the data into equal parts, or give `fit` "
+        "The number of batches per epoch must be the same on every rank, because each of them "
+        f"exchanges gradients; got {counts}. Cut the data into equal parts, or give `fit` "
         f"`steps_per_epoch={batches.min()}` on every rank."
     )
 

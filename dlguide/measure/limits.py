@@ -163,7 +163,7 @@ class Limits:
         sizes = sorted({size for each in footprints for size in self._around(each)})
         job = {"cpus": self.cpus, "library": _kernels()[0], "footprints": sizes}
         answer, why = ask(__name__, "memory", job, _PARTS["memory"][1])
-        if not answer:
+        if why:
             warnings.warn(f"The memory traffic of now is unknown: {why}", stacklevel=2)
         memory = dict(self.memory)
         for size, now in answer.items():

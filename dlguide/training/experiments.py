@@ -484,6 +484,8 @@ class PairedDifference:
             return f"{self.first} and {self.second} share no seed with which neither diverged."
         side = "above" if self.mean > 0 else "below"
         words = f"{self.first} is {100 * abs(self.mean):.2f} points {side} {self.second}"
+        if self.mean == 0:
+            words = f"{self.first} and {self.second} have equal means"
         interval = confidence_interval(self.values)
         if interval is None:
             return f"{words} with one seed, which shows nothing about chance."

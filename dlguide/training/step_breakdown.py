@@ -197,7 +197,7 @@ def _apart(
     own, shared = pair
     first = _flat(own)
     with comm.agree_or_raise():
-        require(np.array_equal(first, _flat(shared)), "build", "give the same first weights",
+        require(np.array_equal(first, _flat(shared)), "build", "give the same initial weights",
                 f"others for all ranks of {step.name}")  # fmt: skip
     own.step(*samples[0])
     shared.step(*samples[1])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from dlcourse import tensor_layouts
-from dlcourse.exercises import lesson_33, lesson_40, lesson_41, lesson_42
+from dlcourse.exercises import lesson_10, lesson_33, lesson_40, lesson_41, lesson_42
 from dlguide.data import formats
 from dlguide.scaling import storage
 from dlguide.scaling.storage import Clients, Lustre, epoch
@@ -98,3 +100,20 @@ def test_storage_model_gives_the_times_and_limits_of_exercise_42_3():
     assert limit(in_order, 20) == (d, 1.7)
     assert limit(single, 448) == (e, 84.0)
     assert limit(single, 448, stripe_count=100) == (e, 0.8)
+
+
+def test_all_that_a_rank_sends_is_counted_or_refused():
+    sends = {
+        name: lambda *_, **__: 0 for name in ("allreduce", "allgather", "alltoall", "Ialltoall")
+    }
+    comm, rows = SimpleNamespace(rank=0, size=3, **sends), np.ones(4)
+    bytes_sent, values = lesson_42.Watched(comm), lesson_10.Counted(comm, only=("alltoall",))
+    bytes_sent.allreduce(rows)
+    bytes_sent.allgather(sendobj=rows)
+    assert bytes_sent.nbytes == 2 * 3 * rows.nbytes
+    with pytest.raises(AttributeError, match="What Ialltoall sends is not counted"):
+        bytes_sent.Ialltoall(rows, rows)
+    values.alltoall(sendobj=[rows, rows])
+    assert values.values == 8
+    with pytest.raises(AttributeError, match="Only alltoall is allowed here, not allgather"):
+        values.allgather(rows)

@@ -116,7 +116,7 @@ def test_a_step_on_ranks_is_the_mean_over_all_samples_and_every_part_has_its_tur
 FAULTS = {
     "no exchange": "`step` must lead to the weights of one process .* got 'others for line'",
     "sum": "The update differs by 100 %",
-    "first": "`build` must give the same first weights",
+    "first": "`build` must give the same initial weights",
     "ranks": "The weights of rank 1 are not those of rank 0 before the first step",
     "still": "`step` must change the weights, got 'none of line'",
     "first rank": "`step` must lead to the weights of one process with the same samples",

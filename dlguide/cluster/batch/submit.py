@@ -52,7 +52,7 @@ def submit(job: Job, profile: Profile, path: str) -> list[str]:
 
     Raises:
         MissingComponentError: if there is no such batch system here.
-        RuntimeError: if it refuses a job; those submitted before are named.
+        RuntimeError: if it refuses a job or does not answer; a note names those submitted before.
     """
     ids: list[str] = []
     for link in range(1, job.chain + 1):

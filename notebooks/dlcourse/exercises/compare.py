@@ -23,7 +23,8 @@ def same(came: Any, right: Any, relative: float) -> bool:
     if isinstance(right, str):
         return isinstance(came, str) and came.strip().casefold() == right.strip().casefold()
     if isinstance(right, set | frozenset):
-        return isinstance(came, set | frozenset | list | tuple) and set(came) == right
+        length = isinstance(came, set | frozenset | list | tuple) and len(came) == len(right)
+        return length and all(any(same(one, other, relative) for one in came) for other in right)
     if isinstance(right, Mapping):
         keys = isinstance(came, Mapping) and set(came) == set(right)
         return keys and all(same(came[key], right[key], relative) for key in right)
@@ -73,9 +74,9 @@ def problem(came: Any, right: Any) -> str:
             (text for pair in zip(came, right, strict=True) if (text := problem(*pair))), ""
         )
     if isinstance(right, set | frozenset):
-        return (
-            "" if isinstance(came, set | frozenset | tuple | list) else "Expected: a set or a list."
-        )
+        if not isinstance(came, set | frozenset | tuple | list):
+            return "Expected: a set or a list."
+        return "" if len(came) == len(right) else f"Expected: {len(right)} different values."
     if isinstance(right, str):
         return "" if isinstance(came, str) else "Expected: a string."
     if right is None or isinstance(right, slice):

@@ -126,16 +126,19 @@ def generation(comm, draw, loss, parents):
 
 
 class Counted:
-    """A communicator that counts the values which a rank hands to it."""
+    """A communicator that counts the values which a rank hands to it; `only` these methods."""
 
-    def __init__(self, comm):
+    def __init__(self, comm, only=()):
         self.comm, self.rank, self.size, self.values = comm, comm.rank, comm.size, 0
+        self.only = only
 
     def __getattr__(self, name):
+        if self.only and name not in (*self.only, "Get_rank", "Get_size"):
+            raise AttributeError(f"Only {' and '.join(self.only)} is allowed here, not {name}.")
         method = getattr(self.comm, name)
 
         def counted(*given, **named):
-            self.values += count(given[0]) if given else 0
+            self.values += count(next(iter((*given, *named.values())), ()))
             return method(*given, **named)
 
         return counted if callable(method) else method

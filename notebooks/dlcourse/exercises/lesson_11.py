@@ -68,7 +68,7 @@ def strip(comm, rows, kernel):
 
 def call_strip(answer, comm, rows, kernel):
     """The answer's strip, and whether the rank has sent no more than two halos."""
-    half, comm = len(kernel) // 2, Counted(comm)
+    half, comm = len(kernel) // 2, Counted(comm, only=("sendrecv",))
     came = answer(comm, rows, kernel)
     return came, comm.values <= 2 * half * (rows.shape[1] + 2 * half)
 
@@ -204,7 +204,7 @@ EXERCISES = {
                 as_sent(swapped)
             ),
         },
-        remark="A halo for each layer, or one of ten times the rows once, with work done twice: "
+        remark="A halo for each of ten layers, or ten times the rows once, with work done twice: "
         "fewer messages against more arithmetic. Lesson 23 splits nets in other ways.",
     ),
     "11-5": Exercise(

@@ -38,8 +38,8 @@ def speed(ranks, batch, image_s, nbytes, bytes_per_s, share=2):
     return ranks * batch / (batch * image_s + exchange_s)
 
 
-def corrected(comm, order, batch, rate, gradient, first_weights):
-    weights, whole = comm.bcast(first_weights(comm.rank)), comm.size * batch
+def corrected(comm, order, batch, rate, gradient, initial_weights):
+    weights, whole = comm.bcast(initial_weights(comm.rank)), comm.size * batch
     for begin in range(0, len(order), whole):
         mine = order[begin : begin + whole][comm.rank :: comm.size]
         weights -= rate * comm.allreduce(gradient(weights, mine)) / whole
@@ -54,8 +54,8 @@ def regression(ranks):
 
 def serial(inputs, shards=True, factor=1, apart=0):
     """The weights of all ranks, trained in one process; `factor` lengthens the steps."""
-    order, batch, rate, gradient, first_weights = inputs[0]
-    batch, weights = batch * (len(inputs) if shards else 1), first_weights(0)
+    order, batch, rate, gradient, initial_weights = inputs[0]
+    batch, weights = batch * (len(inputs) if shards else 1), initial_weights(0)
     for begin in range(0, len(order), batch):
         weights = weights - rate * factor * gradient(weights, order[begin : begin + batch]) / batch
     return [weights + apart * rank for rank in range(len(inputs))]
@@ -168,7 +168,7 @@ EXERCISES = {
         Exercise(
             corrected, ranks=(2, 3), cases=regression, serial=serial,
             view=lambda ranks: ((equal := not np.ptp(ranks, axis=0).any()), equal * ranks[0]),
-            hint="Is the first step right? Start at `first_weights(0)`, keep the order of `order`.",
+            hint="Is the first step right? Start at `initial_weights(0)`, keep `order` as it is.",
             mistakes={
                 "All ranks must start from the weights of rank 0.": partial(serial, apart=0.1),
                 "Which rank takes which part of `order`? Every rank uses all samples.":

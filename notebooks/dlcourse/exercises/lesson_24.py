@@ -209,15 +209,15 @@ EXERCISES = {
         train, ranks=(2, 3), cases=walks, serial=local_sgd,
         call=lambda answer, comm, w, *rest:
             (old := w.copy(), answer(comm, w, *rest), bool((old != w).any()))[1:],
-        hint="Each rank takes steps with its own gradient; at a meeting all take the mean.",
+        hint="Each rank takes steps with its own gradient; every `every` steps all take the mean.",
         mistakes={
             "A sum was taken as the mean: divide it by the ranks.": partial(local_sgd, share=0),
             "Only rank 0 has the mean: all must have it.": partial(local_sgd, only=1),
             "The drift is measured before the mean is taken, in absolute values.":
                 partial(local_sgd, size=np.array),
-            "The bytes of the whole array, once per meeting.": partial(local_sgd, each=1),
-            "Meet every `every` steps, and once at the end.": partial(local_sgd, last=False),
-            "Do not meet twice at the end.": partial(local_sgd, again=1),
+            "The bytes of the whole array, once per average.": partial(local_sgd, each=1),
+            "Average every `every` steps, and once at the end.": partial(local_sgd, last=False),
+            "Do not average twice at the end.": partial(local_sgd, again=1),
             "Work on a copy of the weights.": partial(local_sgd, touched=True),
         },
         remark="1 / H of the bytes; the price is the drift: ranks follow their own samples."),

@@ -25,8 +25,8 @@ CAUSES = {
 }
 
 
-def crowding(ranks, cores, told):
-    threads = ranks * (cores if told is None else told)
+def crowding(ranks, cores, threads_per_rank):
+    threads = ranks * (cores if threads_per_rank is None else threads_per_rank)
     return threads, threads / cores
 
 

@@ -138,7 +138,7 @@ EXERCISES = {
     "32-4": Exercise(to_four_bits, [(bell_shaped()[::8],), (10 * bell_shaped()[1::8],)], {
         "One scale for all rows: a row of small weights loses its digits. Each row has its own.":
             lambda rows: to_four_bits(rows, one=True),
-        "`astype` cuts off the fraction. Round to the nearest before.":
+        "Round `rows / scale` to the nearest, for the scale that you return; `astype` cuts off.":
             lambda rows: to_four_bits(rows, cut=np.trunc),
         "The steps are from -7 to 7, in an array of int8.":
             lambda rows: (to_four_bits(rows)[0].astype(float), to_four_bits(rows)[1]),

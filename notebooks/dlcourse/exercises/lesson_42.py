@@ -9,9 +9,22 @@ import numpy as np
 from dlcourse.exercises.engine import Exercise, Letters, share_of
 
 FLOATS = 500  # in a row of 42-4, so that rows are large compared with their numbers
-TO_ALL = ("Allgather", "Allgatherv", "Bcast", "allgather", "bcast")
+TO_ALL = ("Allgather", "Allgatherv", "Allreduce", "Bcast", "allgather", "allreduce", "bcast")
 TO_SOME = ("Alltoall", "Alltoallv", "Scatter", "Scatterv", "Send", "Isend", "Sendrecv")
+TO_SOME += ("Gather", "Gatherv", "Reduce")
 TO_SOME += tuple(name.lower() for name in TO_SOME)
+NOTHING = (
+    "rank",
+    "size",
+    "Get_rank",
+    "Get_size",
+    "Barrier",
+    "barrier",
+    "Recv",
+    "Irecv",
+    "recv",
+    "irecv",
+)
 FILES = [(1_280_000, 40.0, 20_000.0, 0.05), (1_281_167, 40.0, 20_000.0, 0.5)]
 FILES += [(112_120, 60.0, 15_000.0, 0.125), (60_000, 30.0, 20_000.0, 1.0)]
 CAUSES = {
@@ -55,13 +68,16 @@ class Watched:
         self.comm, self.nbytes = comm, 0
 
     def __getattr__(self, name):
-        method = getattr(self.comm, name)
+        if name in NOTHING:
+            return getattr(self.comm, name)
+        if name not in TO_ALL + TO_SOME:
+            raise AttributeError(f"What {name} sends is not counted here. Take `alltoall`.")
         copies = self.comm.size if name in TO_ALL else 1
-        return partial(self.counted, method, copies) if name in TO_ALL + TO_SOME else method
+        return partial(self.counted, getattr(self.comm, name), copies)
 
-    def counted(self, method, copies, value, *rest, **named):
-        self.nbytes += copies * nbytes_of(value)
-        return method(value, *rest, **named)
+    def counted(self, method, copies, *given, **named):
+        self.nbytes += copies * nbytes_of(next(iter((*given, *named.values())), ()))
+        return method(*given, **named)
 
 
 def nbytes_of(value):

@@ -64,8 +64,8 @@ def nearest(points, centres):
     return np.sum((points[:, None] - centres) ** 2, axis=2).argmin(axis=1)
 
 
-def crowd(masks, told, threads=lambda cpus, told: min(told or cpus, cpus), most=max):
-    working = [threads(len(mask), told) for mask in masks]
+def crowd(masks, threads_per_rank, threads=lambda cpus, n: min(n or cpus, cpus), most=max):
+    working = [threads(len(mask), threads_per_rank) for mask in masks]
     load = dict.fromkeys(set().union(*masks), 0)
     for mask, count in zip(masks, working, strict=True):
         load |= {cpu: load[cpu] + count / len(mask) for cpu in mask}
@@ -170,9 +170,9 @@ EXERCISES = {
         crowd, cases=MASKS,
         hint="The threads of each rank, and those on the most crowded CPU.",
         mistakes={
-            "One thread for each CPU of the mask.": partial(crowd, threads=lambda cpus, told: 1),
-            "`told` is the most; daal4py never makes more threads than the rank has CPUs.":
-                partial(crowd, threads=lambda cpus, told: told or cpus),
+            "One thread for each CPU of the mask.": partial(crowd, threads=lambda cpus, n: 1),
+            "That is the most; daal4py never makes more threads than the rank has CPUs.":
+                partial(crowd, threads=lambda cpus, n: n or cpus),
             "Each rank puts threads / CPUs on each of its CPUs. Add up CPU by CPU, take the most.":
                 partial(crowd, most=lambda loads: sum(loads) / len(loads)),
         },

@@ -148,7 +148,7 @@ EXERCISES = {
             "Bytes have 8 bits.": partial(local_steps, bits=1),
             "Rounded down, the share is exceeded.": partial(local_steps, round_to=math.floor),
         },
-        remark="Ten times slower a link, about ten times the steps. Accuracy sets the limit."),
+        remark="A link ten times slower needs about ten times the steps. Accuracy sets the limit."),
     "71-4": Exercise(
         shares, call=step_of,
         cases=[(128, [0.001, 0.001]), (128, [0.001, 0.002]), (100, [0.003, 0.001, 0.002]),

@@ -129,8 +129,8 @@ EXERCISES = {
         "export A=1 export B=2 mpirun -np 512 python train.py":
             ("B", "All on one line. What does the shell do with words that follow `export`?"),
         "512 ranks, 2 on each node, on a cluster of 200 nodes": ("D", "How many nodes is that?"),
-    }, "A and F print nothing at all. B prints that `-np` is not a valid identifier, and without "
-       "`set -e` the script continues."),
+    }, "A and F print nothing at all. B prints that `-np`, `512` and `train.py` are no valid "
+       "identifiers, and without `set -e` the script continues."),
     "72-3": Exercise(
         core_hours,
         cases=[(90, 9, 600.0, 660.0, 28), (90, 1, 600.0, 660.0, 28), (10, 4, 300.0, 120.0, 56),

@@ -152,7 +152,7 @@ EXERCISES = {
             "The probability belongs to the new number of ranks.":
                 lambda *case: (carried(*case)[0], math.exp(-case[3] / case[0])),
         },
-        remark="At a third of the mean, one run in four has already failed."),
+        remark="At a third of the mean, 28 % of the runs have already failed."),
     "73-2": Exercise(
         bill,
         cases=[([10.0, 0.5, 5.1, 100.0], 2.0, 0.25, 1.5), ([3.0], 2.0, 0.25, 1.5),

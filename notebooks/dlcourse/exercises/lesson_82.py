@@ -214,7 +214,7 @@ EXERCISES = {
                 lambda way, p, *rest: busiest(way, p if way == "allreduce" else 1, *rest),
         },
         remark="64 GPUs, 16 nodes with a server each: 102e6 bytes per step; in a ring 201e6. Per "
-        "network card they are equal: 192e6 (a worker and a server share it) and 201e6."),
+        "network card they differ little: 192e6 (a worker and a server share it) and 201e6."),
     "82-2": Exercise(
         without_first, cases=FIRSTS,
         hint="How long did all batches take together? And all but one?",

@@ -227,7 +227,7 @@ EXERCISES = {
             "The ranks must divide the heads of the keys, too.": partial(cheaper, of_keys=0),
             "In Ulysses a rank keeps 1 / p of each array.": partial(cheaper, keep=0),
         },
-        remark="Ulysses sends less on more ranks, the ring almost the same on any number."),
+        remark="On more ranks, each sends less with Ulysses; with the ring more, up to a limit."),
     "92-2": Exercise(
         merge,
         cases=[halves(0, 1), halves(1000, 2), halves(-1000, 3), halves(3, 4, none=2)],

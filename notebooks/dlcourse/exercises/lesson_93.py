@@ -216,7 +216,7 @@ EXERCISES = {
             "A",
             {"B": "Count the values in an allreduce: tokens x width.",
              "C": "The next layer needs the sum: what could the rank compute meanwhile?",
-             "D": "The number of allreduces is the same, only larger. Do latencies matter there?"},
+             "D": "The number of allreduces stays, each is larger. Do latencies matter there?"},
             "Speed needed: 2/9 (t - 1) flops_per_s / (share w). Wider nets allow slower links."),
     ],
     "93-5": Exercise(
