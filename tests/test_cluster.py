@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from interruptible import default_interrupt
 from lanes import RANKS, long
 
 from dlguide.cluster import Cluster, processes
@@ -237,7 +238,10 @@ except KeyboardInterrupt:
 
 def start_owner(block):
     code = OWNER.format(block=block)
-    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,
+        preexec_fn=default_interrupt,
+    )  # fmt: skip
     name, folder = owner.stdout.readline().split()
     time.sleep(1.0)
     return owner, name, Path(folder)

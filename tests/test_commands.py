@@ -76,6 +76,7 @@ def test_interrupt_ends_the_family_too():
     code = (
         "import os, signal, threading\n"
         "from dlguide import commands\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it\n"
         "threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
         "try:\n"
         f"    commands.run(['sh', '-c', 'sleep 615 {mark} & wait'], 60)\n"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from interruptible import default_interrupt
 
 from dlguide import install_horovod, preflight
 from dlguide.errors import MissingComponentError
@@ -255,7 +256,10 @@ with install_horovod._scratch_folder() as scratch:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_ended_build_leaves_no_compiler_and_no_folder(number):
-    build = subprocess.Popen([sys.executable, "-c", STEP], stdout=subprocess.PIPE, text=True)
+    build = subprocess.Popen(
+        [sys.executable, "-c", STEP], stdout=subprocess.PIPE, text=True,
+        preexec_fn=default_interrupt,
+    )  # fmt: skip
     scratch = Path(build.stdout.readline().strip())
     assert scratch.is_dir()
     deadline = time.monotonic() + 20

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from command_line import dlguide, left_by
+from interruptible import default_interrupt
 
 from dlguide.cluster import script as script_module
 from dlguide.cluster import supervision
@@ -133,6 +134,7 @@ def test_an_interrupted_or_killed_launcher_leaves_no_rank(script):
         launcher = subprocess.Popen(
             [sys.executable, "-m", "dlguide.cli", "run", str(script)],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            preexec_fn=default_interrupt,
         )  # fmt: skip
         assert launcher.stdout.readline() in ("[0] up\n", "[1] up\n")
         assert left_by(launcher.pid)

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from fake_machine import machine
+from interruptible import default_interrupt
 from rich.console import Console
 
 from dlguide import plots, tuning
@@ -148,8 +149,7 @@ def test_a_search_that_is_ended_leaves_no_process(number, after, tmp_path):
         [*command, "--budget", "60", "--output", str(tmp_path)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        # A shell lets its background jobs ignore SIGINT, and whatever they start inherits that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=default_interrupt,
     )  # fmt: skip
     owner = processes.identity(process.pid)
     for line in process.stdout:

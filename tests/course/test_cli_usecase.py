@@ -14,6 +14,7 @@ import time
 import numpy as np
 import pytest
 import tiny_usecase
+from interruptible import default_interrupt
 from lanes import long
 from PIL import Image
 
@@ -226,8 +227,7 @@ def test_an_interrupted_command_leaves_a_checkpoint_and_no_process(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND, str(tmp_path)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=os.path.dirname(__file__),
-        # A shell lets its background jobs ignore SIGINT, and whatever they start inherits that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=default_interrupt,
     )  # fmt: skip
     owner = processes.identity(process.pid)
     deadline = time.monotonic() + 90

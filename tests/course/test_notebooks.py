@@ -14,6 +14,7 @@ import nbformat
 import notebook_form as form
 import psutil
 import pytest
+from interruptible import default_interrupt
 
 from dlcourse import NOTEBOOKS, execution, exercises
 from dlguide.cluster import processes
@@ -296,8 +297,7 @@ def test_interrupt_ends_what_runs_side_by_side(tmp_path):
     running = subprocess.Popen(
         [sys.executable, "-c", program],
         start_new_session=True,
-        # A shell lets its background jobs ignore SIGINT, and whatever they start inherits that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=default_interrupt,
     )
 
     def alive():
