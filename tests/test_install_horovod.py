@@ -1,9 +1,8 @@
-"""Horovod's wheel: what it is built from, when the cache is used, how a failure is told."""
+"""Horovod's wheel: what it is built from, when the cache is used, how a failure is reported."""
 
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import psutil
 import pytest
 from interruptible import default_interrupt
 
-from dlguide import install_horovod, preflight
+from dlguide import install_horovod
 from dlguide.errors import MissingComponentError
 
 BIN = Path(sysconfig.get_path("scripts"))
@@ -53,48 +52,50 @@ def test_mpicc_is_the_environments_own():
     assert not install_horovod.in_this_environment(Path("/usr/bin/mpicc"))
 
 
-def test_mpicc_that_cannot_be_run_is_refused():
-    with pytest.raises(ValueError, match=r"`mpicc` must be an MPI compiler .* got '/no/mpicc'\."):
-        install_horovod.find_mpicc("/no/mpicc")
+def without_mpicc(patch, tmp_path):
+    patch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
 
 
-def test_missing_mpicc_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    with pytest.raises(MissingComponentError, match="pip install mpich"):
-        install_horovod.find_mpicc()
+def without_compiler(patch, tmp_path):
+    patch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    patch.setenv("PATH", str(tmp_path))
 
 
-def test_missing_compiler_is_told_before_anything_is_downloaded(tmp_path, monkeypatch):
-    monkeypatch.setattr(install_horovod, "fetch_tools", lambda *any: pytest.fail("was fetched"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert preflight.compiler().startswith("g++ is needed")
-    with pytest.raises(MissingComponentError, match=r"g\+\+ is needed to build Horovod"):
-        install_horovod.install(force=True)
-
-
-def test_cache_that_cannot_be_written_is_told(tmp_path, monkeypatch):
+def without_a_cache(patch, tmp_path):
     (tmp_path / "dlguide").write_text("a file where a folder should be")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(MissingComponentError, match="Set XDG_CACHE_HOME"):
-        install_horovod.check_tools()
+    patch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-def test_missing_tensorflow_is_told(monkeypatch):
-    monkeypatch.setattr(install_horovod, "installed_version", lambda name: None)
-    with pytest.raises(MissingComponentError, match="built against TensorFlow"):
-        install_horovod.install()
+def without_tensorflow(patch, tmp_path):
+    patch.setattr(install_horovod, "installed_version", lambda name: None)
 
 
-def test_missing_pytorch_is_told(monkeypatch):
+def without_pytorch(patch, tmp_path):
     version = install_horovod.installed_version
-    monkeypatch.setattr(
+    patch.setattr(
         install_horovod,
         "installed_version",
         lambda name: None if name == "torch" else version(name),
     )
-    with pytest.raises(MissingComponentError, match="Run `make pytorch`"):
-        install_horovod.install(pytorch=True)
+
+
+@pytest.mark.parametrize(
+    ("lack", "options", "message"),
+    [
+        (without_mpicc, {}, "pip install mpich"),
+        (without_compiler, {"force": True}, r"g\+\+ is needed to build Horovod"),
+        (without_a_cache, {"force": True}, "Set XDG_CACHE_HOME"),
+        (without_tensorflow, {}, "built against TensorFlow"),
+        (without_pytorch, {"pytorch": True}, "Run `make pytorch`"),
+    ],
+)
+def test_what_is_missing_is_reported_before_anything_is_downloaded(
+    tmp_path, monkeypatch, lack, options, message
+):
+    monkeypatch.setattr(install_horovod, "fetch_tools", lambda *any: pytest.fail("was fetched"))
+    lack(monkeypatch, tmp_path)
+    with pytest.raises(MissingComponentError, match=message):
+        install_horovod.install(**options)
 
 
 def test_key_names_all_that_the_wheel_depends_on(tmp_path, monkeypatch):
@@ -195,28 +196,22 @@ def test_cached_wheel_that_fails_here_is_built_again(cache, monkeypatch, capsys)
 ALL_CHANGES = (*install_horovod.CHANGES, *install_horovod.PYTORCH_CHANGES)
 
 
-def published_source(tree):
-    """The files that are changed, as far as the changes see them."""
-    for name, published, _ in ALL_CHANGES:
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        with (tree / name).open("a") as file:
-            file.write(f"before\n{published}\nafter\n")
-    return tree
-
-
 @pytest.mark.parametrize("pytorch", [False, True])
 def test_only_the_changes_of_the_table_are_made(tmp_path, pytorch):
-    tree, made = published_source(tmp_path), ALL_CHANGES if pytorch else install_horovod.CHANGES
-    install_horovod._change(tree, pytorch)
-    for name in {name for name, _, _ in ALL_CHANGES}:
-        expected = [
-            new if (file, old, new) in made else old
-            for file, old, new in ALL_CHANGES
-            if file == name
-        ]
-        assert (tree / name).read_text() == "".join(f"before\n{each}\nafter\n" for each in expected)
+    made = ALL_CHANGES if pytorch else install_horovod.CHANGES
+    before, after = {}, {}
+    for change in ALL_CHANGES:
+        name, published, ours = change
+        before[name] = before.get(name, "") + f"before\n{published}\nafter\n"
+        text = ours if change in made else published
+        after[name] = after.get(name, "") + f"before\n{text}\nafter\n"
+    for name, text in before.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    install_horovod._change(tmp_path, pytorch)
+    assert {name: (tmp_path / name).read_text() for name in after} == after
     with pytest.raises(RuntimeError, match=r"of Horovod 0\.28\.1 is not as expected"):
-        install_horovod._change(tree)  # what is to be changed is not there any more
+        install_horovod._change(tmp_path)  # what is to be changed is not there any more
 
 
 def test_source_that_is_not_the_published_one_is_not_unpacked(tmp_path):
@@ -239,9 +234,17 @@ def test_build_takes_the_named_mpi_and_its_own_tools_first(tmp_path):
     assert own["LDFLAGS"] == "-Wl,-rpath,$ORIGIN/../../../.."
 
 
-def test_step_that_fails_is_told_with_its_last_lines():
-    with pytest.raises(RuntimeError, match=r"`sh -c .*` failed \(4\):\nthe reason"):
-        install_horovod.run_step(["sh", "-c", "echo the reason; exit 4"])
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["sh", "-c", "echo the reason; exit 4"], r"`sh -c .*` failed \(4\):\nthe reason"),
+        (["sleep", "616"], r"`sleep 616 \.\.\.` did not end in 1 s"),
+        (["/no/program"], "`/no/program` cannot be run: No such file"),
+    ],
+)
+def test_step_that_fails_is_reported_with_its_last_lines(command, message):
+    with pytest.raises(RuntimeError, match=message):
+        install_horovod.run_step(command, timeout_s=1)
 
 
 STEP = """
@@ -286,36 +289,12 @@ def test_folder_of_a_killed_build_is_removed_by_the_next(tmp_path, monkeypatch):
         assert sorted(tmp_path.iterdir()) == sorted([running, scratch])
 
 
-def test_build_shows_how_far_it_is(monkeypatch, capsys):
-    monkeypatch.setattr(install_horovod, "PROGRESS_S", 0.2)
-    command = "echo '[ 12%] Building CXX object'; sleep 0.7"
-    install_horovod.run_step(["sh", "-c", command], name="building")
-    printed = capsys.readouterr().out
-    assert re.search(r"^  building \.\.\.\n  building: \d+ s, 12% compiled$", printed, re.M)
-
-
-def test_step_that_hangs_is_told():
-    with pytest.raises(RuntimeError, match=r"`sleep 616 \.\.\.` did not end in 1 s"):
-        install_horovod.run_step(["sleep", "616"], timeout_s=1)
-
-
-def test_step_without_its_program_is_told():
-    with pytest.raises(RuntimeError, match="`/no/program` cannot be run: No such file"):
-        install_horovod.run_step(["/no/program"])
-
-
 # --- the self-test -----------------------------------------------------------------------------
 
 
 def test_installed_horovod_sums_over_two_ranks():
     install_horovod.self_test(BIN)
     assert (BIN / "mpiexec.gforker").exists()
-
-
-def test_failing_ranks_are_told(tmp_path):
-    program(tmp_path / "mpiexec", "echo rank 1: cannot open libmpi; exit 9")
-    with pytest.raises(RuntimeError, match="cannot open libmpi"):
-        install_horovod.self_test(tmp_path)
 
 
 def test_command_reports_a_failure_without_a_traceback(tmp_path):
