@@ -1,6 +1,6 @@
 # One command a line; `make help` lists them. Everything is installed into .venv, nowhere else.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all lab notebooks slides docs site benchmarks figures pytorch horovod-pytorch mpis wheelhouse lint clean distclean FORCE
+.PHONY: help setup run test test-all mutations lab notebooks slides docs site benchmarks figures pytorch horovod-pytorch mpis wheelhouse lint clean distclean FORCE
 
 # Packages of the user's own must not be mistaken for those of .venv.
 unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX VIRTUAL_ENV
@@ -21,30 +21,10 @@ endif
 ANEW := $(shell [ "$$(cat .venv/packages 2>/dev/null)" = "$(CURDIR)" ] \
 	&& $(BIN)/python -c "" 2>/dev/null || echo FORCE)
 
-# How the tests are run; the markers are explained in pyproject.toml. At most 3 failed tests are run
-# once more with the machine to themselves. Their first failure stays in the output: it is a fault
-# of the test or of the code that only a busy machine shows.
-FAILED := .pytest_cache/v/cache/lastfailed
-pytest = status=0; rm -f $(FAILED); for part in $(1); do \
-	echo "pytest $$part"; eval "$(BIN)/python -m pytest $$part" || status=$$(($$status > $$? ? $$status : $$?)); \
-	done; if [ $$status = 1 ] && [ -f $(FAILED) ] && [ $$(grep -c ': true' $(FAILED)) -le 3 ]; then \
-	echo "once more, alone:"; cat $(FAILED); $(BIN)/python -m pytest --last-failed; status=$$?; \
-	fi; exit $$status
-SLOWEST := --durations 40
-# By a signal, a time limit fails one test; by a thread it ends the worker, and the next one starts
-# with the same test.
-WORKERS := $(SLOWEST) --timeout-method signal
-FILES := $(WORKERS) --dist loadfile
-LESSONS := $(WORKERS) --maxschedchunk 1 $(addprefix tests/course/test_,notebooks.py slow_links.py)
-BROWSER := *test_browser*
-
-long_lessons := $(LESSONS) -n 2 -m 'notebook and long'
-long_ranks := $(FILES) -n 2 -m 'ranks and long and not alone'
-long_soak := $(SLOWEST) --ignore-glob '$(BROWSER)' -m 'long and not notebook and (alone or not ranks)'
-long_browser := $(SLOWEST) -m long $(wildcard tests/$(BROWSER) tests/course/$(BROWSER))
-ifneq ($(filter-out lessons ranks soak browser,$(PART)),)
-$(error PART must be lessons, ranks, soak or browser, got $(PART))
-endif
+# The lanes of the tests and what they take: tests/budget.toml. MACHINE=avx2, plain or onecore runs the
+# lessons as another machine.
+LANES := $(BIN)/python tests/lanes.py
+export MACHINE
 
 help:           ## list these commands
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -54,17 +34,14 @@ setup: .venv/horovod  ## make .venv: pinned packages, Horovod, a sum on 2 ranks;
 run: setup      ## train the MNIST network on 1 rank and on 2; table and plot under build/
 	$(BIN)/dlguide train --compare --samples 16000 --learning-rate 0.004
 
-# Each part is one pytest run: its files start processes in their own way, and the decks' tests read
-# the notebooks that the second part leaves in build/notebooks.
-test: .venv/docs  ## all tests but the long ones; what fails does not stop the rest
-	@$(call pytest,"$(FILES) -n 2 -m 'ranks and not alone and not long'" \
-		"$(LESSONS) -n 3 -m 'notebook and not long'" \
-		"$(FILES) -n 3 -m 'not ranks and not alone and not notebook and not long'" \
-		"$(SLOWEST) -m 'alone and not long'")
+test: .venv/docs  ## the tests that every change needs, 12 min; DURATIONS=1 renews the record of their times
+	@$(LANES) $(if $(DURATIONS),--durations)
 
-test-all: .venv/docs  ## the long tests: PART=lessons|ranks|soak|browser, at most 60 min each, or all
-	@$(call pytest,$(if $(PART),"$(long_$(PART))", \
-		"$(long_lessons)" "$(long_ranks)" "$(long_soak)" "$(long_browser)"))
+test-all: .venv/docs  ## the others: PART=lessons, whole, exercises, ranks3, processes, cases, pages, soak, or all
+	@$(LANES) $(if $(DURATIONS),--durations) $(if $(PART),$(PART),--parts)
+
+mutations: .venv/docs  ## put N=20 new faults into the code, one at a time, and see which tests catch them
+	$(BIN)/python tools/mutations.py new --count $(or $(N),20)
 
 lab: setup      ## JupyterLab on the notebooks
 	$(BIN)/dlguide lab

@@ -1,16 +1,21 @@
-"""Settings of the whole suite: explicit markers, listed skips, no setting of the user's own."""
+"""Settings of the whole suite: lanes, listed skips, no setting of the user's own."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import shutil
 import tempfile
-from functools import wraps
+import threading
+from collections import defaultdict
 from pathlib import Path
 
 import cloudpickle
+import lanes
 import on_ranks
+import psutil
 import pytest
 from hypothesis import settings
 from lanes import long
@@ -27,10 +32,6 @@ os.environ.pop("DLCOURSE_STRICT", None)
 # with it, ranks write their lines piece by piece and into each other's
 os.environ.pop("PYTHONUNBUFFERED", None)
 
-# A test that starts ranks needs one of these markers, because `make test` decides by them how many
-# tests run at a time on two cores.
-STARTS_RANKS = ("ranks", "alone", "notebook")
-
 # Why a test may be skipped: a pattern of its reason, and why that is right. Any other skip fails.
 ALLOWED_SKIPS = {
     r"there is no Chromium: apt-get install chromium": "needs the system's package; CI has it",
@@ -46,43 +47,122 @@ ALLOWED_SKIPS = {
     r"this system does not tell what is in its page cache": "not every kernel answers",
     r"a file system in memory keeps all": "a temporary folder may be on such a file system",
     r"the file system refuses such names itself: .*": "then no such name can reach the library",
-    r"no notebook has a run in .*": "the deck's tests read the runs that `make test` leaves",
+    r"no notebook has a run in .*": "the decks' tests read the runs of the lessons' lanes",
 }
+TEST_LANE = pytest.StashKey[str]()
+FAILED, SECONDS = set(), defaultdict(lambda: defaultdict(float))
+RANK_PROGRAMS = re.compile(r"mpiexec|hydra_|mpirun|prterun")
 
 
-HOROVOD_RUNS = """(
-    "horovod.tensorflow" in __import__("sys").modules
-    and __import__("horovod.tensorflow").tensorflow.is_initialized()
-)"""
-CURRENT = pytest.StashKey[pytest.Item | None]()
+def pytest_addoption(parser):
+    """Let a run choose its lanes."""
+    parser.addoption("--lane", action="append", default=[], help="of budget.toml; may be repeated")
 
 
 def pytest_configure(config):
-    """Let no test start ranks without saying so."""
-    config.stash[CURRENT] = None
-    start = Cluster.start
+    """Read the budget; a worker that imitates a machine with one core binds itself to one."""
+    config.stash[BUDGET] = lanes.load()
+    for name in config.getoption("--lane"):
+        if name not in config.stash[BUDGET][0]:
+            raise pytest.UsageError(f"no lane {name!r} in tests/budget.toml")
+    if os.environ.get("MACHINE") == "onecore":
+        cores = sorted(os.sched_getaffinity(0))
+        worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+        if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
+            os.sched_setaffinity(0, {cores[worker % len(cores)]})
 
-    @wraps(start)
-    def checked_start(cluster):
-        item = config.stash[CURRENT]
-        if item is not None and not any(map(item.get_closest_marker, STARTS_RANKS)):
-            pytest.fail(
-                f"{item.nodeid} starts a Cluster and has none of the markers "
-                f"{', '.join(STARTS_RANKS)}: add `pytestmark = pytest.mark.ranks` to its file."
-            )
-        return start(cluster)
 
-    Cluster.start = checked_start
+BUDGET = pytest.StashKey[tuple]()
+
+
+def listed_name(path):
+    """A test file's name in the budget; None for a file elsewhere, as tests of tests write."""
+    with contextlib.suppress(ValueError):
+        return Path(path).resolve().relative_to(lanes.TESTS).as_posix()
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Import only files that have tests in the chosen lanes."""
+    chosen, name = config.getoption("--lane"), listed_name(collection_path)
+    if chosen and name and collection_path.suffix == ".py":
+        entry = config.stash[BUDGET][1].get(name)
+        if entry is not None and not set(entry) & set(chosen):
+            return True
+    return None
+
+
+def lane_of(item, files):
+    """The lane of a test: its file's first, or where it is marked `long` the second or named."""
+    name = listed_name(item.path)
+    if name is None:
+        return ""
+    if name not in files:
+        raise pytest.UsageError(
+            f"tests/{name} is not listed in tests/budget.toml: add its lane and its seconds there."
+        )
+    entry = list(files[name])
+    mark = item.get_closest_marker("long")
+    lane = entry[0] if mark is None else (mark.args or entry[1:2] or [""])[0]
+    if lane not in entry:
+        raise pytest.UsageError(
+            f"{item.nodeid} is marked `long` for lane {lane!r}; tests/budget.toml lists {name} in "
+            f"{', '.join(entry)} only."
+        )
+    return lane
+
+
+def pytest_collection_modifyitems(config, items):
+    """Keep the tests of the chosen lanes."""
+    chosen, files = config.getoption("--lane"), config.stash[BUDGET][1]
+    kept, left = [], []
+    for item in items:
+        item.stash[TEST_LANE] = lane_of(item, files)
+        item.user_properties.append(("lane", item.stash[TEST_LANE]))
+        (kept if not chosen or item.stash[TEST_LANE] in chosen else left).append(item)
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = kept
+
+
+def rank_programs():
+    """Programs below this process that start ranks."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if RANK_PROGRAMS.search(child.name()):
+                found.append(child.pid)
+    return found
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item):
-    """Remember which test runs."""
-    item.config.stash[CURRENT] = item
-    try:
+def pytest_runtest_call(item):
+    """Fail a test of the lane `unit` that starts ranks, in whatever process: it runs beside another."""
+    if item.stash[TEST_LANE] != "unit":
         return (yield)
+    ended, seen = threading.Event(), []
+
+    def watch():
+        while not seen and not ended.wait(0.25):
+            seen.extend(rank_programs())
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        result = yield
     finally:
-        item.config.stash[CURRENT] = None
+        ended.set()
+        watcher.join()
+    if seen:
+        pytest.fail(f"{item.nodeid} starts ranks, which the lane `unit` must not: move its file")
+    return result
+
+
+def pytest_runtest_logreport(report):
+    """Remember failures and seconds for the program that runs the lanes."""
+    if report.failed:
+        FAILED.add(report.nodeid)
+    if lane := dict(report.user_properties).get("lane"):
+        SECONDS[report.nodeid.partition("::")[0].removeprefix("tests/")][lane] += report.duration
 
 
 def skips(config):
@@ -99,20 +179,41 @@ def skips(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session):
-    """Fail where a test was skipped for a reason that is not listed."""
-    unlisted = any(why is None for *_, why in skips(session.config))
-    if unlisted and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+    """Fail where a test was skipped for a reason that is not listed; report what went wrong."""
+    config = session.config
+    unlisted = [test for test, _, why in skips(config) if why is None]
+    passed = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    if unlisted and session.exitstatus in passed:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if hasattr(config, "workerinput"):
+        return
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    broken = (
+        [report.nodeid for report in reporter.stats.get("error", []) if report.when is None]
+        if reporter
+        else []
+    )
+    if lanes.REPORT in os.environ:
+        other = [f"{test}: unlisted skip" for test in unlisted]
+        other += [f"{file}: cannot be collected" for file in broken]
+        failed = sorted(FAILED - set(broken))
+        Path(os.environ[lanes.REPORT]).write_text(json.dumps({"failed": failed, "other": other}))
+    chosen = config.getoption("--lane")
+    if lanes.RECORD in os.environ and chosen and session.exitstatus in passed:
+        lanes.record(lanes.BUDGET, SECONDS)
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """Print every skipped test with its reason."""
-    found = sorted({each[:2]: each for each in skips(config)}.values(), key=lambda each: each[:2])
-    if found:
-        terminalreporter.section("skipped tests")
-    for test, reason, why in found:
+    """Print in one line for each reason what was not tested."""
+    reasons = defaultdict(list)
+    for test, reason, why in skips(config):
+        reasons[reason, why].append(test)
+    if reasons:
+        terminalreporter.section("not tested")
+    for (reason, why), tests in sorted(reasons.items(), key=str):
         allowed = f"allowed: {why}" if why else "NOT LISTED in ALLOWED_SKIPS of tests/conftest.py"
-        terminalreporter.line(f"{test}: {reason} ({allowed})", red=not why)
+        which = f"{tests[0]}{f' and {len(tests) - 1} more' if len(tests) > 1 else ''}"
+        terminalreporter.line(f"{reason}: {which} ({allowed})", red=not why)
 
 
 @pytest.fixture(scope="session")
@@ -128,8 +229,8 @@ def kept_clusters():
 def shared_clusters(kept_clusters):
     """Give the cluster with a number of ranks, started at its first use.
 
-    Where a file has left Horovod running, the cluster is stopped: its thread on each rank would
-    take a part of a core from all files that follow.
+    Where a file has left Horovod running, it is shut down: its thread on each rank would take a
+    part of a core from all files that follow.
     """
 
     def of(ranks):
@@ -139,11 +240,18 @@ def shared_clusters(kept_clusters):
 
     yield of
     for each in kept_clusters.values():
-        if each.client is not None and any(each.run(eval, HOROVOD_RUNS)):
-            each.stop()
+        if each.client is not None:
+            each.run(_shut_horovod_down)
 
 
-@pytest.fixture(scope="module", params=[2, 3, *long(1)])
+def _shut_horovod_down():
+    import sys
+
+    if "horovod.tensorflow" in sys.modules:
+        sys.modules["horovod.tensorflow"].shutdown()
+
+
+@pytest.fixture(scope="module", params=[2, *long(3, 1)])
 def cluster_ranks(request):
     """Number of ranks of `cluster`; a file that wants others has its own."""
     return request.param

@@ -52,19 +52,15 @@ def blocks(page: Path) -> list[Block]:
 
 
 def run(page: Path, folder: Path) -> Iterator[tuple[Block, str, str]]:
-    """Write and run a page's blocks; give each `text` block with what was printed before it.
-
-    Raises:
-        AssertionError: when a command fails; with what it wrote.
-    """
-    printed, said = "", ""
+    """Write and run a page's blocks; give each `text` block with what was printed before it."""
+    printed, errors = "", ""
     for block in blocks(page):
         if block.file:
             (folder / block.file).write_text(block.text)
         elif block.language == "sh":
-            printed, said = _execute(block, folder)
+            printed, errors = _execute(block, folder)
         elif block.language == "text":
-            yield block, printed, said
+            yield block, printed, errors
 
 
 def _execute(block: Block, folder: Path) -> tuple[str, str]:
@@ -81,17 +77,13 @@ def _execute(block: Block, folder: Path) -> tuple[str, str]:
         timeout=LIMIT_S,
         check=False,
     )
-    told = f"line {block.line}, status {done.returncode}\n{done.stdout}\n{done.stderr[-3000:]}"
-    assert done.returncode == 0, told
+    message = f"line {block.line}, status {done.returncode}\n{done.stdout}\n{done.stderr[-3000:]}"
+    assert done.returncode == 0, message
     return done.stdout, done.stderr
 
 
 def differs(promised: str, printed: str) -> str:
-    """Compare what a page promises with what came.
-
-    Returns:
-        str: "" when it fits; otherwise the first promised line that was not found.
-    """
+    """Return "" when a page's output fits, otherwise the first promised line that is missing."""
     wanted = [line.rstrip() for line in promised.strip("\n").split("\n")]
     came = [line.rstrip() for line in printed.strip("\n").split("\n")]
     return _compare(wanted, came)

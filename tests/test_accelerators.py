@@ -19,8 +19,6 @@ from dlguide.errors import MissingComponentError
 from dlguide.machine import accelerators
 from dlguide.machine.accelerators import DeviceAssignment, VisibleGpus
 
-pytestmark = pytest.mark.ranks
-
 
 def gpus_of(everyone, device="auto"):
     return [(place.device, place.gpu) for place in accelerators.assign(everyone, device)]

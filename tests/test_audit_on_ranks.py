@@ -9,8 +9,6 @@ import pytest
 from lanes import RANKS, long
 from on_ranks import on_ranks
 
-pytestmark = pytest.mark.ranks
-
 EXPECTED = {
     "sound": [],
     "not broadcast": ["no broadcast"],

@@ -17,8 +17,6 @@ from dlguide.cli.bench import _print_allreduce, allreduce_command
 from dlguide.collectives import NAMES, autotune
 from dlguide.measure import limits
 
-pytestmark = pytest.mark.ranks
-
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_every_algorithm_is_measured_at_every_size_and_the_ring_sends_its_formula(ranks):

@@ -19,8 +19,6 @@ from dlguide.cli.app import app
 from dlguide.cli.bench import scaling_command
 from dlguide.measure import Timing
 
-pytestmark = pytest.mark.ranks
-
 assert scaling_command  # importing it adds the command
 
 
@@ -126,7 +124,6 @@ def test_synchronous_rows_have_the_mode_s_batches_and_fit_together(mode, option,
         assert text in done.output
 
 
-@pytest.mark.alone
 def test_asynchronous_workers_count_every_update_and_their_staleness():
     found = scaling.measure((1, 2), "asynchronous", batch_per_rank=16, steps=6, rounds=1)
     one, two = found.rows

@@ -111,7 +111,6 @@ TINY = {
 }
 
 
-@pytest.mark.alone
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize(
     "name",

@@ -14,8 +14,6 @@ from test_staging import make, tree
 from dlguide import cli
 from dlguide.data import download, formats
 
-pytestmark = pytest.mark.ranks
-
 
 @pytest.fixture
 def dlguide(monkeypatch, capsys, tmp_path):

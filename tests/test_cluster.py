@@ -26,7 +26,7 @@ from dlguide.cluster.rank import NEW_OBJECTS
 from dlguide.errors import MissingComponentError
 from dlguide.machine import describe, threads
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 
 ONES = np.ones(1_000_000)
@@ -274,7 +274,6 @@ def test_a_killed_owner_leaves_nothing_after_15_s():
     assert not any(path.exists() for path in shared)
 
 
-@pytest.mark.alone
 def test_cleanup_ends_ours_and_only_ours():
     bystander = subprocess.Popen(["sleep", "60"])
     with Cluster(ranks=1) as living:

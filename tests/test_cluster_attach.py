@@ -22,7 +22,7 @@ from lanes import long
 from dlguide.cluster import Cluster, RankError
 from dlguide.machine import describe, threads
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 BIN = Path(sysconfig.get_path("scripts"))
 LIMIT_S = {"frozen": 30.0}  # as in test_cluster_failures

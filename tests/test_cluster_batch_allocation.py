@@ -20,8 +20,6 @@ from dlguide.errors import MissingComponentError
 from dlguide.machine import describe
 from dlguide.machine.topology import Core
 
-pytestmark = pytest.mark.ranks
-
 SLURM = {
     "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": "4(x2)",
     "SLURM_JOB_CPUS_PER_NODE": "8(x2)",

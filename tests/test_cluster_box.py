@@ -23,7 +23,7 @@ from dlguide.doctor import host as doctor
 from dlguide.errors import MissingComponentError
 from dlguide.machine import describe, threads
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 needs_hosts = pytest.mark.skipif(
     bool(box.support().denied), reason="this system allows no network namespace"
 )

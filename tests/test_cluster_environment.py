@@ -10,8 +10,6 @@ from dlguide.cluster import Cluster
 from dlguide.cluster.environment import rank_environment
 from dlguide.machine import describe, threads
 
-pytestmark = pytest.mark.ranks
-
 WANTED = {"HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_CYCLE_TIME": "5"}
 PLAN = threads.plan(describe(), ranks=1)
 

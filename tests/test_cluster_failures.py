@@ -12,8 +12,6 @@ from lanes import long
 
 from dlguide.cluster import Cluster, RankError, processes
 
-pytestmark = pytest.mark.alone
-
 # Twice the 5 s that benchmarks/soak.py looks for: this machine may be busy with other tests.
 LIMIT_S = {"frozen": 30.0}
 AGAIN_S = 15.0

@@ -18,7 +18,7 @@ from lanes import long
 
 from dlguide.cluster import Cluster, RankError, tasks
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module", params=[2, 3, *long(1)])

@@ -17,8 +17,6 @@ from on_ranks import on_ranks
 
 from dlguide.collectives import AllreduceTable, autotune, buffers
 
-pytestmark = pytest.mark.ranks
-
 # Halving and doubling take two rounds on four ranks, and one on two.
 ROUNDS = [2, 3, 4, *long(1, 5)]
 

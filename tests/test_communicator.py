@@ -6,8 +6,6 @@ Tests dlguide.collectives.communicator and dlguide.horovod.communicator.
 import pytest
 from on_ranks import on_ranks
 
-pytestmark = pytest.mark.ranks
-
 
 def exchanged():
     import keras

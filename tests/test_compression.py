@@ -19,8 +19,6 @@ from on_ranks import on_ranks
 from dlguide.parallel import compression
 from dlguide.parallel.compression import Compressor
 
-pytestmark = pytest.mark.ranks
-
 FINITE = st.floats(-1e6, 1e6, allow_subnormal=False)
 CODECS = [
     compression.TopK(0.3),

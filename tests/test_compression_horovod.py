@@ -11,8 +11,6 @@ from on_ranks import on_ranks
 
 from dlguide.parallel import compression
 
-pytestmark = pytest.mark.ranks
-
 
 def horovod_on_ranks(names):
     import numpy as np

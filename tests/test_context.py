@@ -7,8 +7,6 @@ from on_ranks import on_ranks
 
 from dlguide.parallel import context
 
-pytestmark = pytest.mark.ranks
-
 
 def attention_against_whole():
     import numpy as np

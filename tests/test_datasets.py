@@ -57,32 +57,26 @@ def test_first_takes_the_first_samples(mnist):
     assert len(mnist.first(100).test_images) == 10000
     with pytest.raises(ValueError, match="`train` must be at most the 60000 samples there are"):
         mnist.first(60001)
-    with pytest.raises(ValueError, match="`test` must be a whole number of at least 1, got 0"):
-        mnist.first(5, 0)
 
 
-@pytest.mark.parametrize("part", ["train-images-idx3", "t10k-labels-idx1"])
-def test_one_flipped_bit_is_named_with_both_checksums(copy, part):
-    path = copy / f"mnist/{part}-ubyte.gz"
+def flipped(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
     path.write_bytes(content)
-    pattern = rf"{part}.*expected SHA-256 [0-9a-f]{{64}}, found [0-9a-f]{{64}}.*git checkout -- "
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (flipped, "expected SHA-256 [0-9a-f]{64}, found [0-9a-f]{64}"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), r"is damaged.*\(\d+ bytes\)"),
+        (lambda path: path.unlink(), "No such file"),
+    ],
+)
+def test_damaged_and_missing_files_are_named_with_the_way_to_restore_them(copy, damage, words):
+    damage(copy / "mnist/train-images-idx3-ubyte.gz")
+    pattern = f"train-images-idx3.*{words}.*git checkout -- data/mnist"
     with pytest.raises(DataError, match=pattern):
-        datasets.load("mnist", copy)
-
-
-def test_a_truncated_file_is_refused(copy):
-    path = copy / "mnist/train-labels-idx1-ubyte.gz"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1])
-    with pytest.raises(DataError, match=rf"train-labels.*is damaged.*\({len(whole) - 1} bytes\)"):
-        datasets.load("mnist", copy)
-
-
-def test_a_missing_file_is_named_with_the_way_to_restore_it(copy):
-    (copy / "mnist/t10k-images-idx3-ubyte.gz").unlink()
-    with pytest.raises(DataError, match=r"t10k-images.*No such file.*git checkout -- data/mnist"):
         datasets.load("mnist", copy)
 
 
@@ -140,14 +134,6 @@ def test_every_sample_is_used_exactly_once_an_epoch(arguments):
 
 
 @given(epochs())
-def test_all_ranks_take_the_same_number_of_steps(arguments):
-    counts = {len(steps) for steps in all_ranks(**arguments)}
-    assert counts == {
-        -(-arguments["samples"] // (arguments["batch_per_rank"] * arguments["ranks"]))
-    }
-
-
-@given(epochs())
 def test_each_step_uses_the_samples_of_one_process_with_the_global_batch(arguments):
     parallel = all_ranks(**arguments)
     wide = arguments["batch_per_rank"] * arguments["ranks"]
@@ -199,11 +185,6 @@ def test_other_ranks_take_over_within_an_epoch_and_use_every_sample_once(argumen
     assert order == [int(step.indices[0]) for step in serial]
 
 
-def test_the_rest_of_an_epoch_in_blocks_cannot_be_divided_anew():
-    with pytest.raises(ValueError, match='`order` must be "global" to divide the rest'):
-        epoch_batches(100, 10, order=datasets.BlockShuffle(4, 8), used=20)
-
-
 def test_another_epoch_or_seed_has_another_order():
     orders = {
         tuple(np.concatenate([step.indices for step in epoch_batches(500, 20, epoch=e, seed=s)]))
@@ -236,22 +217,20 @@ def test_shards_are_disjoint_cover_all_and_differ_by_at_most_one(samples, ranks)
             "`batch_per_rank` must be at most the 30000 samples of one rank's shard, got 40000. "
             "60000 samples are shared by 2 ranks.",
         ),
-        ({"batch_per_rank": 0}, "`batch_per_rank` must be a whole number of at least 1, got 0."),
         (
             {"batch_per_rank": 2.0},
             "`batch_per_rank` must be a whole number of at least 1, got 2.0.",
         ),
-        ({"ranks": 0}, "`ranks` must be a whole number of at least 1, got 0."),
         ({"rank": 2, "ranks": 2}, "`rank` must be at most 1, the last of 2 ranks, got 2."),
-        ({"rank": -1}, "`rank` must be a whole number of at least 0, got -1."),
-        ({"epoch": -1}, "`epoch` must be a whole number of at least 0, got -1."),
         ({"used": 101}, "`used` must be at most the 100 samples there are, got 101."),
-        ({"seed": -1}, "`seed` must be a whole number of at least 0, got -1."),
-        ({"samples": 0}, "`samples` must be a whole number of at least 1, got 0."),
+        (
+            {"order": datasets.BlockShuffle(4, 8), "used": 20},
+            '`order` must be "global" to divide the rest',
+        ),
         ({"samples": 3, "ranks": 4}, "`ranks` must be at most the 3 samples there are, got 4."),
     ],
 )
-def test_impossible_epochs_are_refused_in_the_form_of_the_house(arguments, text):
+def test_impossible_epochs_are_refused(arguments, text):
     with pytest.raises(ValueError, match="must be") as caught:
         epoch_batches(**{"samples": 100, "batch_per_rank": 10, **arguments})
-    assert str(caught.value) == text
+    assert str(caught.value).startswith(text)

@@ -11,8 +11,6 @@ from on_ranks import on_ranks
 
 from dlguide.parallel.local_sgd import DiLoCo
 
-pytestmark = pytest.mark.ranks
-
 
 def diloco_on_ranks():
     import numpy as np

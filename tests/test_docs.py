@@ -1,12 +1,10 @@
-"""Pages for researchers: examples run as they stand there, links and tables are true."""
+"""Pages for researchers: examples run as printed, links and tables are true."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import docs_pages
@@ -18,7 +16,6 @@ from dlguide.errors import MissingComponentError
 ROOT = docs_pages.ROOT
 PAGES = docs_pages.pages()
 ALL = sorted(docs_pages.DOCS.rglob("*.md"))
-LONGEST = 130  # lines of a page
 
 
 def of(page):
@@ -28,21 +25,11 @@ def of(page):
 @pytest.mark.parametrize("page", PAGES, ids=of)
 def test_example_prints_what_the_page_says(page, tmp_path):
     seen = 0
-    for block, printed, said in docs_pages.run(page, tmp_path):
+    for block, printed, errors in docs_pages.run(page, tmp_path):
         difference = docs_pages.differs(block.text, printed)
-        assert not difference, f"line {block.line}: {difference}\n{printed}\n{said[-2000:]}"
+        assert not difference, f"line {block.line}: {difference}\n{printed}\n{errors[-2000:]}"
         seen += 1
     assert seen, "no command's output is shown"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=of)
-def test_page_has_what_a_page_needs(page):
-    text = page.read_text()
-    assert len(text.splitlines()) <= LONGEST
-    for part in ("\n## Limits\n", "Source:", "complete example", "```sh\n"):
-        assert part in text or part.replace("example", "script") in text, part
-    first = text.split("\n\n")[1]
-    assert 1 <= len(re.findall(r"[.:](?=\s|$)", first)) <= 4, "what it is for, in two sentences"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=of)
@@ -61,7 +48,7 @@ def test_python_of_a_page_compiles_and_imports_what_exists(page):
 
 
 def exists(module, name):
-    """Whether a module has a name, as far as its text tells: importing it may load TensorFlow."""
+    """Whether a module has a name, judged by its text: importing it may load TensorFlow."""
     source = Path(importlib.util.find_spec(module).origin).read_text()
     return bool(re.search(rf"\b{name}\b", source)) or importlib.util.find_spec(f"{module}.{name}")
 
@@ -92,7 +79,7 @@ def test_commands_named_in_pages_exist():
 
 
 def refusals():
-    """Provoke what the pages tell of, as far as that needs no ranks; give the messages."""
+    """What the pages say is refused, as far as that needs no ranks."""
     from dlguide.cluster import Cluster, batch, box
     from dlguide.data import input_pipeline
     from dlguide.machine import imagine, threads
@@ -133,88 +120,35 @@ def refusals():
 
 # Provoked where they are tested: they need ranks, TensorFlow or a damaged data set.
 ELSEWHERE = {
-    "RanksDifferError": "test_horovod_optimizer.py",
-    "TypeError: optimizer must be an optimizer of Keras 3": "test_horovod_refusals.py",
-    "ValueError: op must be Average or Sum": "test_horovod_refusals.py",
-    "RankError": "test_cluster_failures.py",
-    "PBS_NODEFILE must be a file that names": "test_cluster_batch_allocation.py",
-    "ranks must be at most 16, the cores of the job": "test_cluster_batch_allocation.py",
-    "in an instance of Flux, not in a task of one": "test_cluster_batch_allocation.py",
-    "RuntimeWarning: TensorFlow has started its threads already": "test_threads.py",
-    "DamageError: ... record ... at byte ...": "test_formats_damage.py",
-    "images differ in size: sample ...": "test_input_pipeline.py",
-    "1 rank is left, and an elastic run needs at least ... 2": "test_elastic.py",
-    "nothing was committed that an elastic run could go on from": "test_elastic.py",
-    "order must be ... to divide the rest": "test_datasets.py",
-    "checkpoint-... cannot be written: No space left on device": "test_fit_resume.py",
-    "without a loss scale where compression remembers errors": "test_compression_horovod.py",
+    "RanksDifferError",
+    "TypeError: optimizer must be an optimizer of Keras 3",
+    "ValueError: op must be Average or Sum",
+    "RankError",
+    "PBS_NODEFILE must be a file that names",
+    "ranks must be at most 16, the cores of the job",
+    "in an instance of Flux, not in a task of one",
+    "RuntimeWarning: TensorFlow has started its threads already",
+    "DamageError: ... record ... at byte ...",
+    "images differ in size: sample ...",
+    "1 rank is left, and an elastic run needs at least ... 2",
+    "nothing was committed that an elastic run could go on from",
+    "order must be ... to divide the rest",
+    "checkpoint-... cannot be written: No space left on device",
+    "without a loss scale where compression remembers errors",
 }
 
 
-def test_refusals_told_in_pages_come_in_these_words(monkeypatch):
+def test_refusals_of_the_pages_come_in_these_words(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")  # without a batch system
-    came = []
+    messages = []
     for provoke in refusals():
         try:
             provoke()
         except (ValueError, MissingComponentError) as error:
-            came.append(str(error).replace("`", ""))
+            messages.append(str(error).replace("`", ""))
     for page in PAGES:
         table = page.read_text().partition("## What it refuses")[2].partition("\n## ")[0]
         for text in re.findall(r"^\| `([^`]+)`", table, re.M):
             pattern = ".*".join(re.escape(part) for part in text.split("..."))
-            found = any(re.search(pattern, message, re.S) for message in came)
-            assert found or text in ELSEWHERE, f"{page.name}: {text!r}\n" + "\n".join(came)
-
-
-def test_refusals_that_are_provoked_elsewhere_are():
-    for text, name in ELSEWHERE.items():
-        kind, _, words = text.rpartition(": ")
-        words = words.split(" must ")[-1].split("...")[1 if "..." in words else 0].strip()
-        told = (ROOT / "tests" / name).read_text().replace("`", "")
-        assert words in told or (kind and kind in told), f"{name}: {words}"
-
-
-# --- the reader of pages -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("promised", "printed", "fits"),
-    [
-        ("a\nb", "a\nb\n", True),
-        ("a\nb", "a\nc", False),
-        ("a", "a\nb", False),
-        ("a\nb", "a", False),
-        ("a ... c", "a b c", True),
-        ("a ... c", "a b d", False),
-        ("...\nb", "x\ny\nb", True),
-        ("...\nb", "b", True),
-        ("...\nb", "x\nb\ny", False),
-        ("a\n...", "a\nx", True),
-        ("...\nb\n...\nd", "1\nb\n2\nd", True),
-        ("...\nb\n...\nd", "1\nd\n2\nb", False),
-        ("1.5", "105", False),
-    ],
-)
-def test_comparison_of_outputs(promised, printed, fits):
-    assert (docs_pages.differs(promised, printed) == "") is fits
-
-
-def test_failing_command_fails_the_page(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("```sh\necho before; false\n```\n\n```text\nbefore\n```\n")
-    with pytest.raises(AssertionError, match=r"status 1\nbefore"):
-        list(docs_pages.run(page, tmp_path))
-
-
-# --- the package outside of its clone ----------------------------------------------------------
-
-
-def test_parts_of_the_pages_are_reached_from_the_package_alone(tmp_path):
-    parts = ["training.schedules", "training.optimizers", "training.checkpoint", "cluster.batch"]
-    parts += ["data.formats", "data.input_pipeline", "machine.threads", "scaling.predict"]
-    code = "import dlguide\n" + "\n".join(f"print(dlguide.{part}.__name__)" for part in parts)
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout.split() == [f"dlguide.{part}" for part in parts], done.stderr
+            found = any(re.search(pattern, message, re.S) for message in messages)
+            assert found or text in ELSEWHERE, f"{page.name}: {text!r}\n" + "\n".join(messages)

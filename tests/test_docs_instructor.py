@@ -160,34 +160,12 @@ TEXTS = {
 }
 
 
-def test_every_error_text_of_the_table_is_provoked_below():
-    table = PAGE.partition("## When something breaks")[2]
-    rows = re.findall(r"^\| (.*?) \|", table, re.M)[1:]
-    quoted = {text for row in rows for text in re.findall(r"`([^`]+)`", row)}
-    assert quoted - {"Cluster(", "make setup"} == set(TEXTS)
-
-
 @pytest.mark.parametrize("text", TEXTS)
 def test_error_text_is_printed_as_the_page_quotes_it(text, tmp_path, monkeypatch):
     assert text in TEXTS[text](tmp_path, monkeypatch)
 
 
 # --- one environment for all -------------------------------------------------------------------
-
-
-def test_kernel_in_its_own_folder_comes_first(tmp_path):
-    words = ["-m", "ipykernel", "install", "--prefix", tmp_path]
-    named = ["--name", "python3", "--display-name", "dlguide"]
-    subprocess.run([sys.executable, *words, *named], check=True, timeout=60, capture_output=True)
-    env = {**os.environ, "JUPYTER_PATH": str(tmp_path / "share" / "jupyter")}
-    code = (
-        "from jupyter_client.kernelspec import KernelSpecManager\n"
-        "spec = KernelSpecManager().get_kernel_spec('python3')\n"
-        "print(spec.display_name, spec.argv[0])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert done.stdout.split() == ["dlguide", sys.executable]
-    assert f"--prefix {'/opt/dlguide/kernel'} --name python3 --display-name dlguide" in PAGE
 
 
 def test_copy_of_a_notebook_finds_package_and_data(tmp_path):

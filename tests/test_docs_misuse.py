@@ -1,4 +1,4 @@
-"""What is easily got wrong when one part is used alone: told in words, before anything starts."""
+"""What is easily got wrong when one part is used alone: refused before anything starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FITTED = predict.fit({1: 100.0, 2: 190.0}, sets=100)
 
 
 @pytest.mark.parametrize(
-    ("misuse", "told"),
+    ("misuse", "message"),
     [
         (lambda: threads.plan(2), r"`machine` must be a Machine or None, got 2.*plan\(ranks=2\)"),
         (lambda: FITTED.predict(1024), r"`workers` must be several numbers, got 1024.*\[1024\]"),
@@ -36,8 +36,8 @@ FITTED = predict.fit({1: 100.0, 2: 190.0}, sets=100)
         ),
     ],
 )
-def test_misuse_is_told_in_words(misuse, told):
-    with pytest.raises(ValueError, match=told):
+def test_misuse_is_refused_in_words(misuse, message):
+    with pytest.raises(ValueError, match=message):
         misuse()
 
 

@@ -21,8 +21,6 @@ from dlguide.cluster import processes
 from dlguide.doctor import host, mpi, software
 from dlguide.doctor.result import CheckResult
 
-pytestmark = pytest.mark.alone
-
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 60.0
 

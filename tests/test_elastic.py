@@ -122,7 +122,6 @@ KINDS = ("fit", "fit, joined", "horovod", "horovod, joined")
 RUNS += long(*((KINDS[seed % 4], seed, 2 + seed // 4 % 2) for seed in range(3, 53)))
 
 
-@pytest.mark.ranks
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("kind", "seed", "ranks"), RUNS)
 def test_every_sample_is_used_once_an_epoch_however_ranks_die(kind, seed, ranks, tmp_path):
@@ -153,7 +152,6 @@ def test_every_sample_is_used_once_an_epoch_however_ranks_die(kind, seed, ranks,
     assert not left_by(done.pid)
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("what", "words"),
     [

@@ -14,8 +14,6 @@ from dlguide.data import datasets
 from dlguide.training import FitConfig, SingleProcess, fit, optimizers
 from dlguide.training import experiments as ex
 
-pytestmark = pytest.mark.ranks
-
 SMALL = ex.ExperimentConfig(name="small", samples=200, epochs=2, batch_per_worker=20)
 
 

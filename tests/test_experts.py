@@ -7,8 +7,6 @@ from on_ranks import on_ranks
 
 from dlguide.parallel import experts
 
-pytestmark = pytest.mark.ranks
-
 
 def experts_against_dense():
     import numpy as np

@@ -5,8 +5,6 @@ import pytest
 from lanes import RANKS
 from on_ranks import on_ranks
 
-pytestmark = pytest.mark.ranks
-
 
 def trainings(saves_in):
     """Train in many ways on the ranks, and each way that has an equal alone."""

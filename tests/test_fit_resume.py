@@ -6,8 +6,6 @@ import pytest
 from lanes import TRAINED
 from on_ranks import on_ranks
 
-pytestmark = pytest.mark.ranks
-
 
 def resumed(saves_in):
     """Train in one go and from its checkpoints, then with data and rates that come to nan."""

@@ -22,7 +22,7 @@ from lanes import long
 from dlguide.data import formats
 from dlguide.data.formats import dataset as dataset_module
 from dlguide.data.formats.records import FRAMINGS
-from dlguide.data.formats.sample import MalformedError, decode, encode, find_data
+from dlguide.data.formats.sample import MalformedError, decode, encode
 from dlguide.data.formats.writer import write_structure
 from dlguide.errors import DataError
 
@@ -150,19 +150,6 @@ def test_flipped_bits_of_large_records_which_are_read_in_parts_are_reported(kind
     assert reads_right_or_says_so(path, LARGE) == []
 
 
-def test_a_message_in_another_order_is_the_same_sample():
-    sample = formats.Sample(NUMBER.randbytes(50_000), (1, 2), "key")
-    contents = encode(sample, 7)
-    begin, end = find_data(contents[:64], len(contents))
-    assert contents[begin:end] == sample.data
-    first = contents.index(b"\n", 1)  # after the length of all
-    moved = contents[:first] + contents[end:] + contents[first:end]
-    assert decode(moved, 7) == sample
-    twice = contents[first:end] + contents[first:]  # protobuf takes the last of two
-    length = (len(twice) & 127 | 128, len(twice) >> 7 & 127 | 128, len(twice) >> 14)
-    assert decode(b"\n" + bytes(length) + twice, 7) == sample
-
-
 def test_what_lmdb_finds_wrong_between_its_pages_is_reported_as_damage(tmp_path):
     path = written(tmp_path, "lmdb")
     with formats.open(path) as dataset:
@@ -195,18 +182,6 @@ def test_a_loop_that_a_library_ends_early_is_no_shorter_data_set(kind_of_any, tm
         dataset.records = lambda checked: iter([*whole, whole[0]])
         with pytest.raises(formats.DamageError, match="holds more than the 8 records"):
             list(dataset)
-
-
-def test_a_link_is_refused_even_to_the_same_bytes(kind_of_any, tmp_path):
-    path = written(tmp_path, kind_of_any)
-    for file in files_of(path):
-        shutil.copy(file, tmp_path / "copy")
-        file.unlink()
-        file.symlink_to(tmp_path / "copy")
-        assert_reported(path, file)
-        assert "is a link" in str(formats.verify(path))
-        file.unlink()
-        shutil.copy(tmp_path / "copy", file)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +249,12 @@ def test_files_that_grew_are_gone_links_pipes_or_of_another_data_set_are_reporte
             lambda file=file: file.unlink(),
             lambda file=file: (file.unlink(), file.mkdir()),
             lambda file=file: (file.unlink(), os.mkfifo(file)),
-            lambda file=file: (file.unlink(), file.symlink_to("/etc/passwd")),
+            lambda file=file, same=same: (file.unlink(), file.symlink_to(same)),
+            lambda file=file, whole=whole: (
+                (tmp_path / "copy").write_bytes(whole),
+                file.unlink(),
+                file.symlink_to(tmp_path / "copy"),
+            ),
         ]
         if same.read_bytes() != whole and same.name != "manifest.json":
             spoilt.append(lambda file=file, same=same: shutil.copy(same, file))
@@ -361,20 +341,15 @@ def test_a_manifest_that_is_none_is_reported(contents, tmp_path):
         {"version": 2},
         {"kind": "zip"},
         {"kind": "lmdb"},
-        {"kind": "folder"},
-        {"kind": "hdf5"},
         {"count": 7},
         {"count": -1},
-        {"count": True},
         {"count": "8"},
         {"files": []},
         {"files": lambda files: [*files, files[-1]]},
         {"files": lambda files: [{**file, "name": "../" + file["name"]} for file in files]},
         {"files": lambda files: [{**file, "name": "/etc/passwd"} for file in files]},
-        {"files": lambda files: [{**file, "role": "boss"} for file in files]},
         {"files": lambda files: [{**file, "more": 1} for file in files]},
         {"files": lambda files: [{**file, "nbytes": 2**70} for file in files]},
-        {"files": lambda files: [{**file, "count": 99} for file in files]},
     ],
     # names and numbers only: the text of a function holds its address, which no two processes share
     ids=lambda changes: "-".join(k if callable(v) else f"{k}-{v}" for k, v in changes.items()),
@@ -429,7 +404,7 @@ def resigned(path, roles=("data", "structure")):
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("way", ["pipe", "external link", "soft link", "virtual", "external bytes"])
+@pytest.mark.parametrize("way", ["pipe", "soft link", "virtual", "external bytes"])
 def test_an_array_of_another_file_is_refused_and_that_file_never_opened(way, tmp_path):
     path = written(tmp_path, "hdf5")
     (data,) = files_of(path, "data")
@@ -443,8 +418,6 @@ def test_an_array_of_another_file_is_refused_and_that_file_never_opened(way, tmp
         if way == "pipe":
             os.mkfifo(tmp_path / "pipe")
             file["records"] = h5py.ExternalLink(str(tmp_path / "pipe"), "records")
-        elif way == "external link":
-            file["records"] = h5py.ExternalLink(str(tmp_path / "other.h5"), "records")
         elif way == "soft link":
             file["records"] = h5py.SoftLink("/elsewhere")
         elif way == "virtual":

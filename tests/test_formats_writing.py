@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import platform
-import shutil
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -55,34 +51,6 @@ def test_a_full_disk_is_an_os_error_and_leaves_nothing_not_even_a_crash_at_the_e
     )
     assert (done.returncode, done.stdout) == (0, "full []\n"), done.stderr
     assert str(tmp_path / "set") in done.stderr or str(tmp_path / ".set") in done.stderr
-
-
-def test_lmdb_on_a_full_disk_names_it_and_not_an_input_output_error(tmp_path, monkeypatch):
-    import lmdb
-
-    class Broken:
-        """An environment whose calls fail as LMDB's do on a full disk."""
-
-        def __init__(self, whole):
-            self.close = whole.close
-
-        def __getattr__(self, name):
-            def fails(*_, **__):
-                raise lmdb.Error("mdb_txn_commit: Input/output error")
-
-            return fails
-
-    def write_on_a_full_disk():
-        with formats.create(tmp_path / "set", "lmdb") as writer:
-            writer.append(SAMPLE)
-            monkeypatch.setattr(writer, "_environment", Broken(writer._environment))
-
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=4096))
-    with pytest.raises(OSError, match="No space left on device") as error:
-        write_on_a_full_disk()
-    assert error.value.errno == errno.ENOSPC
-    assert str(tmp_path) in str(error.value)
 
 
 class FirstError(Exception):
@@ -162,27 +130,3 @@ def test_what_another_process_is_writing_is_left_alone(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["set"]
     with formats.open(path) as dataset:
         assert list(dataset) == [SAMPLE]
-
-
-def test_of_many_that_begin_at_once_one_gets_the_name(tmp_path):
-    threads = 8
-    start = threading.Barrier(threads)
-    partial = tmp_path / f".set.{platform.node()}.partial"
-
-    def begun(_):
-        start.wait(60)
-        with contextlib.suppress(ValueError):
-            return formats.create(tmp_path / "set", "recordio")
-
-    with ThreadPoolExecutor(threads) as pool:
-        for turn in range(50):
-            if turn % 2:  # one that was left
-                (partial / "sub").mkdir(parents=True)
-                (partial / "sub" / "half").write_bytes(b"x")
-                (partial / "link").symlink_to(tmp_path)
-            (got,) = (one for one in pool.map(begun, range(threads)) if one is not None)
-            assert sorted(os.listdir(partial)) == ["index.bin", "shard-0"]
-            with got as writer:
-                writer.append(SAMPLE)
-            assert os.listdir(tmp_path) == ["set"]
-            shutil.rmtree(tmp_path / "set")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from on_ranks import on_ranks
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 
 def broadcast_after_the_first_update(passes):

@@ -8,7 +8,7 @@ import pytest
 from lanes import RANKS
 from on_ranks import mpiexec, on_ranks
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 def collectives_on_ranks():

@@ -9,7 +9,7 @@ import pytest
 from lanes import TRAINED, long
 from on_ranks import on_ranks
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 def fits_on_ranks(files):

@@ -49,7 +49,6 @@ def exchanges(way):
     return [found, error_of(hvd.init if way == "gloo" else hvd.use_gloo)]
 
 
-@pytest.mark.ranks
 @pytest.mark.timeout(LONGEST_S)
 @pytest.mark.parametrize("ranks", [2, *long(3)])
 def test_gloo_and_mpi_exchange_the_same(tmp_path, ranks):
@@ -94,7 +93,6 @@ print(f"mean {mean} weight {model.get_weights()[0][0, 0]:.6f} mpi4py {'mpi4py' i
 """
 
 
-@pytest.mark.ranks
 @pytest.mark.timeout(LONGEST_S)
 def test_a_script_runs_over_gloo_without_mpi(tmp_path):
     script = tmp_path / "train.py"

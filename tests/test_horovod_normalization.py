@@ -78,7 +78,6 @@ def trains_beside_one_process(rows, kind):
         keras.config.set_floatx("float32")
 
 
-@pytest.mark.ranks
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("rows", "kind"),
@@ -178,7 +177,6 @@ def fits_beside_one_process():
     return [found, errors]
 
 
-@pytest.mark.ranks
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("ranks", [3, *long(2)])
 def test_fit_on_ranks_is_fit_in_one_process(tmp_path, ranks):

@@ -6,7 +6,7 @@ import pytest
 from lanes import long
 from on_ranks import on_ranks
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 IN_PYTHON = (
     "momentum",

@@ -25,8 +25,6 @@ from dlguide.measure.horovod_timeline import (
     total_s,
 )
 
-pytestmark = pytest.mark.ranks
-
 ZERO = 1_700_000_000.0
 
 

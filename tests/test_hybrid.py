@@ -7,8 +7,6 @@ import pytest
 from lanes import long
 from on_ranks import on_ranks
 
-pytestmark = pytest.mark.ranks
-
 
 def trained_in_grids(layouts):
     import os

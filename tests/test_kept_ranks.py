@@ -3,8 +3,6 @@
 import pytest
 from on_ranks import on_ranks
 
-pytestmark = pytest.mark.ranks
-
 
 def well():
     import os

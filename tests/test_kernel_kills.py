@@ -23,7 +23,7 @@ from lanes import long
 
 from dlguide.cluster import box, processes
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 MARKED = "DLGUIDE_KILL_TEST"
 START = {
     "machine": "cluster = Cluster(ranks=2, oversubscribe=True)",

@@ -12,7 +12,7 @@ import pytest
 from dlguide.cluster import Cluster
 from dlguide.training import experiments
 
-pytestmark = [pytest.mark.ranks, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "25_large_batches.ipynb"
 SEEDS = range(10, 15)

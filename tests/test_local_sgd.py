@@ -12,8 +12,6 @@ from on_ranks import on_ranks
 
 from dlguide.parallel import local_sgd
 
-pytestmark = pytest.mark.ranks
-
 
 def schemes_on_ranks():
     import numpy as np

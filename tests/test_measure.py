@@ -63,7 +63,6 @@ def test_timing_keeps_every_repeat_and_warmup_apart():
     assert len(timing.warmup_s) == 3
 
 
-@pytest.mark.alone
 def test_slow_first_call_goes_to_the_warmup():
     pauses = iter([0.1, 0.0, 0.0, 0.0])
     timing = measure.timing(lambda: time.sleep(next(pauses)), repeats=3, warmup=1)
@@ -100,7 +99,6 @@ def timing_with_one_slow_rank():
     return dataclasses.asdict(timing)
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize("ranks", RANKS)
 def test_slowest_rank_counts_on_all_ranks(ranks, tmp_path):
     timings = on_ranks(ranks, timing_with_one_slow_rank, tmp_path)
@@ -177,7 +175,6 @@ assert "mpi4py" not in sys.modules and "tensorflow" not in sys.modules
     )
 
 
-@pytest.mark.alone
 def test_utilisation_sees_a_busy_core_and_keeps_the_marks():
     with measure.utilisation(interval_s=0.1) as recorder:
         recorder.mark("work")

@@ -142,7 +142,6 @@ def two_layers(mesh, rules):
     return [float(max(apart)), messages, [int(n) for n in ranks.coordinates.values()]]
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("ranks", "mesh", "rules", "forward_sums", "weight_sums"),
     [
@@ -198,7 +197,6 @@ def refusals():
     return texts
 
 
-@pytest.mark.ranks
 def test_all_ranks_refuse_alike(tmp_path):
     first, second = on_ranks(2, refusals, tmp_path)
     assert first == second

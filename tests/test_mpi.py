@@ -23,7 +23,7 @@ from dlguide.cluster.script import run_script
 from dlguide.errors import MissingComponentError
 from dlguide.measure import limits
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 FOREIGN = {
     # a launcher that tells its ranks nothing, and one that tells them what MPICH does not read

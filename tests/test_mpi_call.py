@@ -7,8 +7,6 @@ from on_ranks import on_ranks
 
 from dlguide.cluster import supervision
 
-pytestmark = pytest.mark.ranks
-
 
 def calls_seen():
     """Let one thread wait in many forms of a call and another one look."""

@@ -17,8 +17,6 @@ from on_ranks import on_ranks
 
 from dlguide.training import optimizers, schedules
 
-pytestmark = pytest.mark.ranks
-
 STEPS = 8
 SHAPES = {"kernel": (4, 3), "bias": (3,), "filters": (3, 3, 2, 2), "gates/bias": (2, 3)}
 RATES = (

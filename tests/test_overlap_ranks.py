@@ -8,8 +8,6 @@ import pytest
 from lanes import RANKS, long
 from on_ranks import on_ranks
 
-pytestmark = pytest.mark.ranks
-
 SIZES, STEPS, RATE = [3, 1, 50, 7], 3, 0.3
 SCHEDULES = ["end", "layerwise", "overlapped", "priority"]
 

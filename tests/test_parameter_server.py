@@ -19,8 +19,6 @@ from dlguide.parallel.parameter_server import (
     proportional_shards,
 )
 
-pytestmark = pytest.mark.ranks
-
 # Four ranks are the fewest with two servers.
 SERVERS = [2, 3, 4, *long(5)]
 

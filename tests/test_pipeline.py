@@ -16,8 +16,6 @@ from dlcourse.parallel_nets import deep_mlp
 from dlguide.parallel import pipeline, pipeline_schedule, tensor
 from dlguide.parallel.pipeline import PipelineStep
 
-pytestmark = pytest.mark.ranks
-
 
 def test_unequal_stages_wait_for_the_slowest():
     cells = pipeline_schedule.predict("gpipe", 2, 4, (1.0, 3.0), (1.0, 3.0))

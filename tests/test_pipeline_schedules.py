@@ -14,8 +14,6 @@ from on_ranks import on_ranks
 from dlguide.parallel import pipeline, pipeline_schedule
 from dlguide.parallel.pipeline_schedule import Work
 
-pytestmark = pytest.mark.ranks
-
 
 @st.composite
 def schedules(draw):

@@ -14,7 +14,7 @@ from dlguide.training import checkpoint
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks" / "programs"
 STEPS = 60
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 
 def start(program, ranks, folder, steps=STEPS):

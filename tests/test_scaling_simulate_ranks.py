@@ -11,8 +11,6 @@ from on_ranks import on_ranks
 
 from dlguide.scaling.simulate import WorkerTimes, asynchronous, synchronous
 
-pytestmark = pytest.mark.ranks
-
 SLEEP_S, SLOW = 0.06, 3
 
 

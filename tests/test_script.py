@@ -18,7 +18,7 @@ from dlguide.cluster import script as script_module
 from dlguide.cluster import supervision
 from dlguide.cluster.script import run_script
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.timeout(90)
 
 SCRIPT = """
 import gc, os, signal, sys

@@ -20,7 +20,7 @@ from dlguide import search
 from dlguide.cluster import RankError
 from dlguide.search import spaces
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 SPACE = {
     "rate": search.LogUniform(1e-3, 10.0),
     "share": search.Uniform(-1.0, 3.0),

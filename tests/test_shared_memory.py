@@ -18,7 +18,7 @@ from on_ranks import SCRIPTS, on_ranks
 
 from dlguide.cluster import processes
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.timeout(90)
 
 
 @pytest.fixture(params=processes.SHARED_NAMES)

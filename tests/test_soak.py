@@ -9,7 +9,7 @@ import pytest
 
 from dlguide import commands
 
-pytestmark = [pytest.mark.alone, pytest.mark.long]
+pytestmark = pytest.mark.long
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 LIMIT_S = 1500
 

@@ -4,8 +4,6 @@ import pytest
 from lanes import RANKS
 from on_ranks import on_ranks
 
-pytestmark = pytest.mark.ranks
-
 
 def cut_against_whole():
     import os

@@ -113,11 +113,3 @@ def test_ranks_that_share_a_client_get_a_part_of_it_each():
     for name in ("open_s", "request_s", "byte_s"):
         assert getattr(half, name) == pytest.approx(2 * getattr(whole, name))
     assert half.latency_s == whole.latency_s
-
-
-@pytest.mark.parametrize("value", [-1.0, float("inf"), float("nan")])
-def test_costs_that_are_none_are_refused(value):
-    with pytest.raises(ValueError, match="`byte_s` must be at least 0 and finite"):
-        ClientShare(byte_s=value)
-    with pytest.raises(ValueError, match="`shared_by` must be a whole number"):
-        storage.throttle(DISK, storage.one_file_each(10, 10), storage.Clients(1, 1e9), shared_by=0)

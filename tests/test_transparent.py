@@ -15,7 +15,7 @@ from lanes import long
 
 from dlguide.data import datasets
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 SCRIPTS = Path(__file__).parent / "transparent_scripts"
 NOISY = ("convnet", "own_step")  # dropout, whose masks are other ones on ranks

@@ -10,7 +10,7 @@ from command_line import dlguide, left_by
 
 from dlguide.cluster import script_lint
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.timeout(200)
 
 SCRIPTS = Path(__file__).parent / "transparent_scripts"
 

@@ -181,7 +181,6 @@ def test_what_was_tuned_does_not_allow_more_ranks_than_cores(cache):
         Cluster(tuned=True)
 
 
-@pytest.mark.ranks
 def test_the_ranks_really_get_it_and_repr_says_from_when(cache):
     # one thread that may run on every core: not what the plain plan for one rank gives
     keep_here({Candidate(1, 1, 2, bound=False): 9.0})

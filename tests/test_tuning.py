@@ -48,7 +48,6 @@ def tuned():
     return found, output.getvalue()
 
 
-@pytest.mark.alone
 def test_every_candidate_is_measured_but_those_that_do_not_divide_the_batch(tuned):
     found, output = tuned
     assert {row.candidate for row in found.result.rows} == {
@@ -64,7 +63,6 @@ def test_every_candidate_is_measured_but_those_that_do_not_divide_the_batch(tune
     assert found.plan == found.result.best.plan(describe())
 
 
-@pytest.mark.alone
 def test_the_outcome_is_kept_for_the_cluster(tuned):
     found, _ = tuned
     here = describe()
@@ -86,7 +84,6 @@ def cpu_s(pids):
     return [sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids]
 
 
-@pytest.mark.alone
 def test_a_team_is_measured_where_it_should_run_and_burns_nothing_while_it_waits():
     here = describe()
     default = tuning.default_candidate(here)
@@ -129,7 +126,6 @@ def test_a_team_is_measured_where_it_should_run_and_burns_nothing_while_it_waits
     assert not folder.exists()
 
 
-@pytest.mark.ranks
 def test_a_file_in_the_working_directory_hides_no_module_from_the_ranks(tmp_path, monkeypatch):
     (tmp_path / "numpy.py").write_text("raise ImportError('not the real one')")
     monkeypatch.chdir(tmp_path)
@@ -139,7 +135,6 @@ def test_a_file_in_the_working_directory_hides_no_module_from_the_ranks(tmp_path
         assert min(crew.measure(one, 0.1)) > 0
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("number", "after"), [(signal.SIGINT, "ranks started for 0"), (signal.SIGKILL, "rung 1")]
 )

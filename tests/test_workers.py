@@ -14,8 +14,6 @@ from dlguide.data import datasets
 from dlguide.training.step import Gradients
 from dlguide.training.virtual_workers import VirtualWorkers, replica_state
 
-pytestmark = pytest.mark.ranks
-
 # (ranks, workers) by the workers there are in all
 WAYS = {2: [(2, 1), (1, 2)], 3: [(3, 1), (1, 3)], 4: [(4, 1), (2, 2), (1, 4)]}
 

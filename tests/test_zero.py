@@ -10,8 +10,6 @@ from on_ranks import mpiexec, on_ranks
 
 from dlguide.parallel import zero
 
-pytestmark = pytest.mark.ranks
-
 SHAPES, STEPS, SAMPLES = [(5, 3), (3,), (3, 7), (1,)], 6, 12
 
 

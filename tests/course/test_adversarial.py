@@ -11,8 +11,6 @@ from on_ranks import on_ranks
 from dlcourse import adversarial
 from dlcourse.adversarial import frechet_distance
 
-pytestmark = pytest.mark.ranks
-
 RATE = 0.01
 
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-from dlcourse.commands import HIDDEN
 
 MAIN = "import sys; from dlguide.cli import main; sys.argv[0] = 'dlguide'; main()"
 
@@ -87,14 +84,3 @@ def test_course_without_the_right_library_names_the_command(before, error):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert error in done.stderr.splitlines()[-1]
-
-
-def test_lab_hides_what_is_no_lesson():
-    from fnmatch import fnmatch
-
-    folder = Path(__file__).parents[2] / "notebooks"
-    shown = {
-        path.name for path in folder.iterdir() if not any(fnmatch(path.name, p) for p in HIDDEN)
-    }
-    assert {"answers", "00_start_here.ipynb"} <= shown
-    assert not [name for name in shown if "dlcourse" in name or name == "pyproject.toml"]

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from on_ranks import on_ranks
 
-pytestmark = pytest.mark.ranks
-
 
 def slopes_against_differences():
     import numpy as np
@@ -59,23 +57,6 @@ def test_training_on_ranks_equals_that_of_one_process(tmp_path):
     for losses in on_ranks(2, trained, tmp_path, timeout_s=120):
         np.testing.assert_allclose(losses[::2], losses[1::2], rtol=1e-5)
         assert len(set(losses[::2])) == 3
-
-
-def stopped():
-    from mpi4py import MPI
-
-    from dlcourse import expert_models
-
-    train = expert_models.train
-    runs = [train(MPI.COMM_SELF, "experts, bias", steps=8, stop=stop) for stop in (None, 3)]
-    return [(run.imbalance, run.dropped_share) for run in runs]
-
-
-def test_a_stopped_training_has_the_first_steps_of_the_whole_one(tmp_path):
-    whole, part = on_ranks(1, stopped, tmp_path, timeout_s=120)[0]
-    assert [len(each) for each in part] == [3, 3]
-    for first, longer in zip(part, whole, strict=True):
-        assert first == longer[:3]
 
 
 def weights_at_the_start(seed=5):

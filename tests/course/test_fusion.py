@@ -13,14 +13,6 @@ from on_ranks import on_ranks
 
 from dlcourse import fusion
 
-pytestmark = pytest.mark.ranks
-
-
-def predict(**given):
-    rates = {"latency_s": 0.0, "bytes_per_s": 1e9, "copy_bytes_per_s": 1e9, "copy_latency_s": 0.0}
-    return fusion.predict([4], 8, **rates | given)
-
-
 SIZES = st.lists(st.integers(0, 200), max_size=30)
 
 
@@ -66,27 +58,6 @@ def test_predicted_time_is_the_closed_form():
     assert fusion.predict([], 100, 1e-5, 1e9, **free) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("call", "text"),
-    [
-        (lambda: fusion.fused([4, -1], 8), "`nbytes` must be a whole number of at least 0, got -1"),
-        (lambda: fusion.fused([4.5], 8), "`nbytes` must be a whole number"),
-        (lambda: fusion.fused([4], -8), "`threshold_nbytes` must be a whole number"),
-        (
-            lambda: predict(latency_s=-1.0),
-            "`latency_s` must be at least 0, got -1.0",
-        ),
-        (
-            lambda: predict(bytes_per_s=0),
-            "`bytes_per_s` must be a positive number, got 0",
-        ),
-    ],
-)
-def test_mistakes_are_refused(call, text):
-    with pytest.raises(ValueError, match=text):
-        call()
-
-
 def check_on_ranks():
     from mpi4py import MPI
 
@@ -95,36 +66,23 @@ def check_on_ranks():
     comm = MPI.COMM_WORLD
     found = fusion.measure(comm, [400] * 6 + [4000], (0, 900, 10**6), repeats=3)
 
-    def raises(call, kind):
-        try:
-            call()
-        except kind as error:
-            return str(error)
-        return "nothing"
-
-    limit = 10 + (comm.rank == 1)
-    differs = raises(lambda: fusion.measure(comm, [4, 8], [limit]), ValueError)
-    odd = raises(lambda: fusion.measure(comm, [4, 6], [0]), ValueError)
-    right = fusion.allreduce
-    lost = fusion.allreduce = lambda buffer, comm, **_: buffer  # nobody's sum arrives
-    wrong = raises(lambda: fusion.measure(comm, [4, 8], [0]), ArithmeticError)
-    fusion.allreduce = right
-    assert lost is not right
+    fusion.allreduce = lambda buffer, comm, **_: buffer  # no sum arrives
+    try:
+        fusion.measure(comm, [4, 8], [0])
+        wrong = ""
+    except ArithmeticError as error:
+        wrong = str(error)
     rows = [(one.threshold_nbytes, one.messages, len(one.timing.seconds)) for one in found]
-    equal = len(set(map(str, comm.allgather(found)))) == 1
-    return {"rows": rows, "equal": equal, "texts": [differs, odd, wrong]}
+    return rows, str(found), wrong
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_fused_sums_are_numpys_on_ranks(tmp_path, ranks):
-    told = on_ranks(ranks, check_on_ranks, tmp_path, 60)
-    assert all(each == told[0] for each in told)
+    results = on_ranks(ranks, check_on_ranks, tmp_path, 60)
+    assert all(each == results[0] for each in results), "all ranks return the same times"
+    rows, _, wrong = results[0]
     # `measure` compares the sums of each threshold with NumPy's before it times anything
-    assert told[0]["rows"] == [[0, 7, 3], [900, 4, 3], [10**6, 1, 3]]
-    assert told[0]["equal"], "all ranks return the same times"
-    differs, odd, wrong = told[0]["texts"]
+    assert rows == [[0, 7, 3], [900, 4, 3], [10**6, 1, 3]]
     if ranks > 1:
-        assert "`thresholds` must be equal on all ranks, got [10] on rank" in differs
         names = ", ".join(map(str, range(ranks)))
         assert f"With a threshold of 0 bytes the sums are wrong on ranks {names}." in wrong
-    assert "`nbytes` must be multiples of the 4 bytes of a float32, got 6" in odd

@@ -31,12 +31,6 @@ def test_job_that_is_killed_loses_what_is_not_saved():
     assert [each.job for each in found if each.kind == "lost"] == [1, 2]
     assert job_chains.totals(found)["lost"] == 2 * 300.0
     assert job_chains.totals(found)["saving"] == 10 * 60.0
-    with pytest.raises(ValueError, match=r"`limit_s` must leave time for 600 s of training"):
-        job_chains.spans(6000.0, 1200.0, BEFORE, 60.0, every_s=600.0)
-    with pytest.raises(ValueError, match=r"leave time for 3000 s"):
-        job_chains.spans(6000.0, 3600.0, BEFORE, 60.0, per_job_s=3000.0)
-    with pytest.raises(ValueError, match=r"`every_s` must be left out"):
-        job_chains.spans(6000.0, 3600.0, BEFORE, 60.0, every_s=600.0, warn_s=120.0)
 
 
 def test_job_that_is_warned_saves_once_and_loses_nothing():

@@ -69,7 +69,6 @@ def run(path, capsys, fast):
     assert not left
 
 
-@pytest.mark.notebook
 @pytest.mark.timeout(TIMEOUT_S + 60)
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.name)
 def test_lesson_runs_shortened(path, capsys):
@@ -77,7 +76,6 @@ def test_lesson_runs_shortened(path, capsys):
 
 
 @pytest.mark.long
-@pytest.mark.notebook
 @pytest.mark.timeout(TIMEOUT_S + 60)
 @pytest.mark.parametrize("path", ALL)
 def test_notebook_runs_whole(path, capsys):

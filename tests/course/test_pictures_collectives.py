@@ -5,8 +5,6 @@ from on_ranks import on_ranks
 
 from dlcourse.pictures.communication import contributions, steps
 
-pytestmark = pytest.mark.ranks
-
 NAMES = ("tree", "ring", "recursive_doubling", "halving_doubling")
 
 

@@ -17,8 +17,6 @@ from on_ranks import on_ranks
 from dlcourse import pytorch_ddp, pytorch_net, pytorch_rendezvous
 from dlguide.errors import MissingComponentError
 
-pytestmark = pytest.mark.ranks
-
 needs_pytorch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None,
     reason="PyTorch is an optional part: `make pytorch`",

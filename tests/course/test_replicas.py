@@ -12,8 +12,6 @@ from on_ranks import on_ranks
 
 from dlcourse import replicas
 
-pytestmark = pytest.mark.ranks
-
 
 def steps_on_ranks(samples):
     """Train a plane through points with momentum; weights in two arrays."""

@@ -54,7 +54,6 @@ def test_place_is_the_lower_of_slope_and_peak(flops, nbytes, bound, attainable):
     assert roofline.place(ROOF, "x", flops, nbytes).measured_flops_per_s is None
 
 
-@pytest.mark.alone
 def test_measure_here_finds_what_the_processor_has_and_loads_nothing_into_the_caller():
     code = (
         "import dataclasses, json, sys\n"

@@ -6,8 +6,6 @@ from on_ranks import on_ranks
 
 from dlcourse import sharded
 
-pytestmark = pytest.mark.ranks
-
 
 def slow_messages(mbytes_per_s, nbytes):
     import time

@@ -79,7 +79,6 @@ def spoiled(comm):
             return str(error)
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_fusion_changes_no_weight_and_all_ranks_agree(ranks):
     with Cluster(ranks=ranks, oversubscribe=True) as cluster:
@@ -131,7 +130,6 @@ def test_slow_host_gets_as_many_samples_in_all():
 DENY = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
 
 
-@pytest.mark.notebook
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("lesson", "near_its_end"),

@@ -62,7 +62,6 @@ def union(comm):
     return float(np.abs(mean - gradient).max() / np.abs(gradient).max()), fallen
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_schemes_send_what_is_predicted_and_end_with_equal_weights(ranks):
     with Cluster(ranks=ranks, oversubscribe=True) as cluster:

@@ -12,8 +12,6 @@ from on_ranks import on_ranks
 
 from dlcourse import small_mlp
 
-pytestmark = pytest.mark.ranks
-
 
 def trainings():
     import numpy as np

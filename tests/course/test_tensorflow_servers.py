@@ -10,8 +10,6 @@ import pytest
 
 from dlcourse import tensorflow_servers
 
-pytestmark = pytest.mark.ranks
-
 
 def left():
     """Processes that this one has started and not ended."""

@@ -10,8 +10,6 @@ import pytest
 from lanes import long
 from on_ranks import on_ranks
 
-pytestmark = pytest.mark.ranks
-
 SAMPLES, TEST = 12, 9
 
 

@@ -16,8 +16,6 @@ from dlcourse.usecases.chest_xray.train import ChestXrayConfig, tuning_schedule
 from dlguide.training import checkpoint
 from dlguide.training.checkpoint import CheckpointError
 
-pytestmark = pytest.mark.ranks
-
 SMALL = {"epochs": 2, "pretrain_epochs": 2, "archive": 24, "batch_per_rank": 12, "dtype": "float64"}
 
 

@@ -15,8 +15,6 @@ from on_ranks import on_ranks
 from dlcourse.usecases import imagenet
 from dlguide.data import synthetic
 
-pytestmark = pytest.mark.ranks
-
 
 def smallest(workers):
     """Settings of a recipe of six steps per epoch."""

@@ -1,20 +1,15 @@
-"""K-means on 1 to 4 ranks is scikit-learn's k-means, and wrong input is told to all ranks alike."""
+"""K-means on 1 to 4 ranks is scikit-learn's k-means; invalid input raises on all ranks alike."""
 
-import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from lanes import RANKS, long
+from lanes import RANKS
 from on_ranks import on_ranks
 from sklearn.cluster import KMeans
 
 from dlcourse.usecases import kmeans
-from dlcourse.usecases.kmeans import clustering, photographs
-
-pytestmark = pytest.mark.ranks
+from dlcourse.usecases.kmeans import photographs
 
 CLUSTERS, STEPS = 16, 12
 OFFSETS = [[away] * 4 for away in (1e4, 1e7, 1e8, 1e9)] + [[0.0, -1e9, 1e9, 5.0]]
@@ -33,29 +28,22 @@ def trained(where, steps, clusters):
     """On a rank: fits of the photograph, of points that leave clusters empty, and a picture."""
     import os
 
-    import daal4py
     import numpy as np
     from mpi4py import MPI
 
     from dlcourse.usecases import kmeans
-    from dlcourse.usecases.kmeans import clustering
 
     rank = MPI.COMM_WORLD.rank
     given = np.load(os.path.join(where, "data.npz"))
-    daal4py.daalinit(2)
     out = {"clusters": []}
     for name in ("photograph", "empty"):
         points = kmeans.share(given[name])
         found = kmeans.fit(points, len(given[f"{name} first"]), steps, given[f"{name} first"])
         out[name] = [found.centres.tolist(), found.inertia, found.counts, found.points, found.own]
         out[f"{name} first"] = points[:1].tolist()
-        out[f"{name} objective"] = [found.objective, found.iterations]
     for seed in (1, 1, 2):
         chosen = kmeans.fit(kmeans.share(given["photograph"]), clusters, 1, seed=seed, threads=1)
         out["clusters"].append(chosen.initial.tolist())
-        out["threads"] = [chosen.threads, daal4py.num_threads()]
-    with clustering.daal_threads(1) as inside:
-        out["threads"].append(inside)
     out["far"] = []
     for away in given["offsets"]:
         points, first = given["empty"] + away, given["empty"][:5] + away
@@ -139,16 +127,6 @@ def test_every_point_is_on_one_rank(on_all):
     assert max(owned) - min(owned) <= 1
 
 
-def test_objective_of_daal4py_belongs_to_the_step_before(on_all):
-    everyone, given, _, _ = on_all
-    points, first = given["photograph"].astype(float), given["photograph first"]
-    before = KMeans(len(first), init=first, n_init=1, max_iter=STEPS - 1, tol=0).fit(points)
-    objective, steps = everyone[0]["photograph objective"]
-    assert steps == STEPS
-    assert objective == pytest.approx(before.inertia_, rel=1e-9)
-    assert objective > everyone[0]["photograph"][1] * (1 + 1e-6)
-
-
 def test_first_centres_are_different_points_and_follow_the_seed(on_all):
     everyone, given, _, _ = on_all
     colours = {tuple(pixel) for pixel in given["photograph"].tolist()}
@@ -165,11 +143,6 @@ def test_centres_that_stand_still_end_the_iterations(on_all):
     steps, inertia, objective = on_all[0][0]["settled"]
     assert steps < 500
     assert objective == pytest.approx(inertia, rel=1e-12)
-
-
-def test_threads_are_those_asked_for_and_set_back(on_all):
-    for found in on_all[0]:
-        assert found["threads"] == [1, 2, 1]
 
 
 def test_only_rank_0_has_the_picture_which_is_written_without_a_loss(on_all):
@@ -205,122 +178,61 @@ def refused(where):
 
     rank, ranks = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     last = rank == ranks - 1
-    random = np.random.default_rng(rank)
-    good = random.normal(size=(20, 3))
-    text = os.path.join(where, "text.jpg")
-    small = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
-    striped = np.zeros((40, 40, 3), np.uint8)
-    striped[::2] = 255
-
-    def with_nan():
-        points = good.copy()
-        points[7, 1] = np.nan if last else 0.0
-        return kmeans.fit(points, 2)
-
-    class Broken:
-        def __array__(self, *arguments, **options):
-            raise RuntimeError("still on the device")
-
+    good = np.random.default_rng(rank).normal(size=(20, 3))
+    with_nan = good.copy()
+    with_nan[7, 1] = np.nan if last else 0.0
     ragged = [[1.0, 2.0], [3.0]] if last else [[1.0, 2.0], [3.0, 4.0]]
     calls = {
-        "array fails": lambda: kmeans.fit(Broken() if last else good, 2),
         "ragged": lambda: kmeans.share(ragged),
-        "one number to share": lambda: kmeans.share(3.0),
         "too large": lambda: kmeans.fit(good * (1e200 if last else 1.0), 2),
-        "too large centre": lambda: kmeans.fit(good, 2, initial=[[1e200] * 3, [0.0] * 3]),
-        "long name": lambda: kmeans.quantise("x" * 5000, 2),
-        "NaN": with_nan,
-        "infinity": lambda: kmeans.fit(np.where(last, np.inf, good), 2),
+        "NaN": lambda: kmeans.fit(with_nan, 2),
         "columns": lambda: kmeans.fit(good[:, : 3 - last], 2),
-        "no point": lambda: kmeans.fit(good[: 0 if last else 20], 2),
         "few points": lambda: kmeans.fit(good[: 3 if last else 20], 4),
-        "alike points": lambda: kmeans.fit(np.repeat([[1.0, 2.0], [3.0, 4.0]], 9, axis=0), 3),
-        "one number": lambda: kmeans.fit(3.0, 2),
-        "words": lambda: kmeans.fit([["a", "b"]], 2),
-        "clusters": lambda: kmeans.fit(good, 0),
-        "other clusters": lambda: kmeans.fit(good, 2 + last),
-        "iterations": lambda: kmeans.fit(good, 2, iterations=0),
-        "tolerance": lambda: kmeans.fit(good, 2, tolerance="x" if last else 0.0),
-        "threads": lambda: kmeans.fit(good, 2, threads=0),
-        "initial shape": lambda: kmeans.fit(good, 2, initial=np.zeros((3, 3))),
-        "initial alike": lambda: kmeans.fit(good, 2, initial=np.zeros((2, 3))),
+        "equal points": lambda: kmeans.fit(np.repeat([[1.0, 2.0], [3.0, 4.0]], 9, axis=0), 3),
         "initial differs": lambda: kmeans.fit(good, 2, initial=[[0.0] * 3, [1.0 + rank] * 3]),
         "unequal shares": lambda: kmeans.share(good[: 20 - last]),
         "missing": lambda: kmeans.quantise(os.path.join(where, "no.jpg"), 2),
-        "text": lambda: kmeans.quantise(text, 2),
-        "two colours": lambda: kmeans.quantise(striped, 3),
-        "few pixels": lambda: kmeans.quantise(small, 4),
-        "colours": lambda: kmeans.quantise(striped, 257),
+        "text": lambda: kmeans.quantise(os.path.join(where, "text.jpg"), 2),
     }
-    told = {}
+    texts = {}
     for name, call in calls.items():
         try:
             call()
-        except (ValueError, RuntimeError, OSError) as error:
-            told[name] = str(error)
-        else:
-            told[name] = "nothing"
-    told["alive"] = str(kmeans.fit(good, 2).points)
-    return told
+        except ValueError as error:
+            texts[name] = str(error)
+    return texts, kmeans.fit(good, 2).points
 
 
 TEXTS = {
-    "array fails": ("still on the device",),
     "ragged": ("inhomogeneous shape",),
-    "one number to share": ("`points` must be rows of numbers",),
     "too large": ("`points` must be numbers from -1e+150 to 1e+150", "squares can be added up"),
-    "too large centre": ("`initial` must be numbers from -1e+150 to 1e+150",),
-    "long name": ("`photograph` must be a file that is there",),
-    "NaN": ("`points` must be finite numbers", "nan", "in row 7"),
-    "infinity": ("`points` must be finite numbers", "inf"),
+    "NaN": ("rank 2: `points` must be finite numbers", "nan", "in row 7"),
     "columns": ("`columns` must be equal on all ranks, got 3 on rank", "2 on rank"),
-    "no point": ("at least the 2 clusters on every rank", "0 on rank"),
     "few points": ("at least the 4 clusters on every rank", "3 on rank", "Use fewer ranks"),
-    "alike points": ("number of different points, got 3. There are 2",),
-    "one number": ("`points` must be rows of numbers",),
-    "words": ("`points` must be rows of numbers",),
-    "clusters": ("`clusters` must be a whole number of at least 1",),
-    "other clusters": ("`clusters` must be equal on all ranks",),
-    "iterations": ("`iterations` must be a whole number of at least 1",),
-    "tolerance": ("`tolerance` must be a number from 0 on",),
-    "threads": ("`threads` must be a whole number of at least 1",),
-    "initial shape": ("`initial` must have the shape (2, 3)",),
-    "initial alike": ("`initial` must be different centres",),
+    "equal points": ("number of different points, got 3. There are 2",),
     "initial differs": ("`initial` must be equal on all ranks",),
     "unequal shares": ("`points` must be equal on all ranks",),
-    "missing": ("`photograph` must be a file that is there",),
+    "missing": ("rank 0: `photograph` must be a file that is there",),
     "text": ("`photograph` must be a picture that can be read", "text.jpg"),
-    "two colours": ("at most the colours of the photograph, got 3. It has 2",),
-    "few pixels": ("at least the 4 clusters on every rank",),
-    "colours": (f"`colours` must be at most {photographs.MOST}",),
 }
-# What one rank alone cannot differ in, or what it can do.
-FINE_ALONE = {"columns", "other clusters", "initial differs", "unequal shares", "few pixels"}
 
 
-@pytest.mark.parametrize("ranks", [3, *long(1)])
-def test_wrong_input_is_told_to_all_ranks_alike_and_nobody_waits(ranks, tmp_path):
+def test_invalid_input_raises_the_same_error_on_all_ranks(tmp_path):
     (tmp_path / "text.jpg").write_text("no photograph at all\n" * 100)
-    everyone = on_ranks(ranks, refused, tmp_path, timeout_s=60, where=str(tmp_path))
-    assert all(told == everyone[0] for told in everyone)
-    told = everyone[0]
-    assert told.pop("alive") == str(20 * ranks)
-    assert set(told) == set(TEXTS)
+    results = on_ranks(3, refused, tmp_path, timeout_s=60, where=str(tmp_path))
+    assert all(result == results[0] for result in results)
+    texts, points_after = results[0]
+    assert points_after == 60
+    assert texts.keys() == TEXTS.keys()
     for name, parts in TEXTS.items():
-        if ranks == 1 and name in FINE_ALONE:
-            assert told[name] == "nothing", name
-        else:
-            assert all(part in told[name] for part in parts), told[name]
-    if ranks > 1:
-        assert f"rank {ranks - 1}: `points`" in told["NaN"]
-        assert "rank 0: `photograph`" in told["missing"]
+        assert all(part in texts[name] for part in parts), texts[name]
 
 
 def by_hand(points, centres):
     return np.sum((points[:, None] - centres) ** 2, axis=2)
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 5, 1000])
+@pytest.mark.parametrize("count", [0, 1, 5, 1000])
 def test_assign_finds_the_nearest_centre_also_of_few_points(count):
     random = np.random.default_rng(count)
     points, centres = random.normal(size=(count, 3)), random.normal(size=(5, 3))
@@ -328,15 +240,6 @@ def test_assign_finds_the_nearest_centre_also_of_few_points(count):
     assert labels.tolist() == by_hand(points, centres).argmin(axis=1).tolist()
     right = by_hand(points, centres).min(axis=1, initial=np.inf).sum()
     assert kmeans.inertia(points, centres, labels) == pytest.approx(right, rel=1e-12)
-
-
-def test_assign_refuses_other_columns_and_no_centre():
-    with pytest.raises(ValueError, match=r"`points` must have the 2 columns of the centres"):
-        kmeans.assign(np.ones((4, 3)), np.ones((1, 2)))
-    with pytest.raises(ValueError, match=r"`centres` must be at least one"):
-        kmeans.assign(np.ones((4, 3)), np.ones((0, 3)))
-    with pytest.raises(ValueError, match=r"`centres` must be finite"):
-        kmeans.assign(np.ones((4, 1)), [[np.nan]])
 
 
 def test_inertia_keeps_its_digits_far_from_zero_and_over_blocks():
@@ -362,11 +265,6 @@ def test_plus_plus_draws_as_often_as_the_weights_say():
     second = [two for one, two in drawn if one == 0]
     # squared distances 1 and 9 from the first point; 650 or so draws
     assert np.mean(np.array(second) == 2) == pytest.approx(0.9, abs=0.06)
-
-
-def test_plus_plus_refuses_more_clusters_than_different_points():
-    with pytest.raises(ValueError, match=r"different points, got 3. There are 2"):
-        kmeans.plus_plus(np.array([[1.0], [2.0], [1.0]]), 3)
 
 
 def crews():
@@ -415,19 +313,5 @@ def threads_used():
     return [*one, found.threads, seen.threads, seen.working]
 
 
-def test_daal4py_bound_to_one_cpu_computes_with_one_thread_whatever_it_is_told(tmp_path):
+def test_daal4py_bound_to_one_cpu_computes_with_one_thread_whatever_is_asked(tmp_path):
     assert on_ranks(1, threads_used, tmp_path, fresh=True) == [[1, 1, 1, 2, 2, 1]]
-
-
-def test_missing_daal4py_is_told_with_the_way_to_get_it():
-    code = (
-        "import sys, json\n"
-        "sys.modules['daal4py'] = None\n"
-        "from dlguide.errors import MissingComponentError\n"
-        "from dlcourse.usecases import kmeans\n"
-        "try:\n    kmeans.assign([[1.0]], [[1.0]])\n"
-        "except MissingComponentError as error:\n    print(json.dumps(str(error)))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert "pip install scikit-learn-intelex" in json.loads(done.stdout)
-    assert clustering.load_daal4py().__name__ == "daal4py"

@@ -11,8 +11,6 @@ from dlguide.collectives.communicator import SingleProcess
 from dlguide.training import checkpoint
 from dlguide.training.checkpoint import CheckpointError
 
-pytestmark = pytest.mark.ranks
-
 TINY = {
     "size": 16,
     "filters": 3,

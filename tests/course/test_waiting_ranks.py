@@ -3,13 +3,10 @@
 Tests dlcourse.waiting_ranks.
 """
 
-import pytest
 from on_ranks import on_ranks
 
 from dlcourse import waiting_ranks
 from dlguide.models import GPTShape
-
-pytestmark = pytest.mark.ranks
 
 
 def waited(stages, parts):
