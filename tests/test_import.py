@@ -1,4 +1,4 @@
-"""`import dlguide` is fast and loads nothing heavy."""
+"""`import dlguide` loads nothing heavy and changes nothing in the process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 
 import dlguide
 
-LIMIT_S = 0.15
 HEAVY = {
     *("tensorflow", "keras", "horovod", "mpi4py", "daal4py", "ipyparallel", "matplotlib"),
     *("onnx", "onnxruntime", "torch"),
@@ -17,18 +16,16 @@ HEAVY = {
 NEEDS_HEAVY = {"horovod"}
 
 SCRIPT = """
-import json, sys, time
-begin = time.perf_counter()
+import json, sys
 import dlguide
-seconds = time.perf_counter() - begin
 for name in {opened!r}:
     getattr(dlguide, name)
-print(json.dumps([seconds, sorted({{name.split(".")[0] for name in sys.modules}})]))
+print(json.dumps(sorted({{name.split(".")[0] for name in sys.modules}})))
 """
 
 
 def load(opened=()):
-    """Import the package in a new process; return the seconds and the modules loaded."""
+    """Import the package in a new process; return the modules loaded."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(opened=tuple(opened))],
         capture_output=True,
@@ -37,11 +34,6 @@ def load(opened=()):
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-def test_import_takes_less_than_its_limit():
-    # The best of five: what else runs on the machine only ever adds.
-    assert min(load()[0] for _ in range(5)) < LIMIT_S
 
 
 STATE = """
@@ -67,14 +59,10 @@ def test_import_changes_nothing_in_the_process():
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 
-def test_import_loads_nothing_heavy():
-    assert HEAVY.isdisjoint(load()[1])
-
-
-def test_opening_every_subpackage_but_horovod_loads_nothing_heavy():
+def test_every_subpackage_but_horovod_is_imported_without_anything_heavy():
     subpackages = [name for name in dir(dlguide) if name[0] != "_" and name not in NEEDS_HEAVY]
     assert subpackages
-    assert HEAVY.isdisjoint(load(subpackages)[1])
+    assert HEAVY.isdisjoint(load(subpackages))
 
 
 def test_the_names_of_the_package_are_those_of_its_subpackages():

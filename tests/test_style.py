@@ -13,7 +13,7 @@ OUTSIDE = re.compile(
     r"pypi\.\w|pythonhosted|conda\.anaconda|registry\.npm|index-url|\.\./(shared|seeds)|/work/|/root/"
 )
 TEXT = {".py", ".md", ".toml", ".txt", ".yml", ".yaml", ".ipynb", ".csv", ".cfg", ""}
-# What a test may call in place of an assert statement.
+# What a test may call instead of an assert statement.
 ASSERTS = re.compile(r"^(assert_\w+|raises|fail|warns)$")
 
 
@@ -50,132 +50,37 @@ def asserts(node, known):
             return True
         if isinstance(child, ast.Call):
             called = getattr(child.func, "attr", getattr(child.func, "id", ""))
-            if ASSERTS.match(called) or called in known:
+            if ASSERTS.match(called) or {called, ast.unparse(child.func)} & known:
                 return True
         # code for another process asserts there
         if isinstance(child, ast.Constant) and re.search(r"^\s*assert ", str(child.value), re.M):
             return True
-        if isinstance(child, ast.keyword) and child.arg == "check":
+        # a program that must end well
+        if isinstance(child, ast.keyword) and ast.unparse(child) == "check=True":
             return True
     return False
 
 
-def without_assert(source):
+def asserting(source, helpers=()):
+    """Return the names of the functions that assert something, and of all functions."""
     tree = ast.parse(source)
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    known: set[str] = set()
+    known = set(helpers)
     while more := {name for name, node in functions.items() if asserts(node, known)} - known:
         known |= more
-    return [name for name in functions if name.startswith("test_") and name not in known]
+    return known & set(functions), set(functions)
 
 
 def test_every_test_asserts_something():
-    found = {
-        path.name: names
-        for path in (ROOT / "tests").rglob("test_*.py")
-        if (names := without_assert(path.read_text()))
+    paths = list((ROOT / "tests").rglob("*.py"))
+    helpers = {
+        f"{path.stem}.{name}"
+        for path in paths
+        if not path.name.startswith("test_")
+        for name in asserting(path.read_text())[0]
     }
+    found = []
+    for path in paths:
+        known, functions = asserting(path.read_text(), helpers)
+        found += [f"{path.name}: {name}" for name in functions - known if name[:5] == "test_"]
     assert not found
-
-
-def test_a_test_without_an_assertion_is_found():
-    source = "def test_a():\n    f()\n\n\ndef test_b():\n    assert 1\n"
-    assert without_assert(source) == ["test_a"]
-
-
-def dotted(path):
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def definitions(trees):
-    """Functions and classes by module and name, and where imported names come from."""
-    found, imported = {}, {}
-    for module, tree in trees.items():
-        for node in tree.body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                found[module, node.name] = node
-            elif isinstance(node, ast.ImportFrom):
-                for name in node.names:
-                    imported[module, name.asname or name.name] = (node.module, name.name)
-    return found, imported
-
-
-def public(trees):
-    """Every function and class that an `__all__` names, where it is defined."""
-    found, imported = definitions(trees)
-    chosen = {}
-    for module, tree in trees.items():
-        for node in tree.body:
-            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
-                names = [c.value for c in ast.walk(node.value) if isinstance(c, ast.Constant)]
-                for key in [(module, name) for name in names]:
-                    while key not in found and key in imported:
-                        key = imported.pop(key)
-                    if key in found:
-                        chosen[".".join(key)] = found[key]
-    return chosen
-
-
-def own_nodes(function):
-    """What a function executes itself, without the functions inside it."""
-    waiting = list(function.body)
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if not isinstance(node, ast.FunctionDef | ast.Lambda | ast.ClassDef):
-            waiting += ast.iter_child_nodes(node)
-
-
-def missing_in_docstring(node):
-    text = ast.get_docstring(node) or ""
-    if not re.match(r"[A-Z`].*[.:)]$", text.partition("\n\n")[0], re.DOTALL):
-        return ["a first sentence"]
-    if isinstance(node, ast.ClassDef):
-        return []
-    nodes = list(own_nodes(node))
-    returns = any(isinstance(each, ast.Return) and each.value is not None for each in nodes)
-    checks = [getattr(each.func, "id", "") for each in nodes if isinstance(each, ast.Call)]
-    raises = any(isinstance(each, ast.Raise) and each.exc is not None for each in nodes)
-    raises |= any(name.startswith("require") for name in checks)
-    named = re.match(r"Returns?\b|Yields?\b", text) or re.search(r"^(Returns|Yields):", text, re.M)
-    lacking = ["Returns"] if returns and not named else []
-    return lacking + (["Raises"] if raises and not re.search(r"^Raises:", text, re.M) else [])
-
-
-def test_public_names_have_complete_docstrings():
-    paths = (ROOT / "dlguide").rglob("*.py")
-    everything = public({dotted(path): ast.parse(path.read_text()) for path in paths})
-    assert len(everything) > 200
-    lacking = {name: missing_in_docstring(node) for name, node in everything.items()}
-    assert not {name: words for name, words in lacking.items() if words}
-
-
-def test_incomplete_docstrings_are_found():
-    inside = """
-def whole(n):
-    '''Return n.
-
-    Raises:
-        ValueError: if n is negative.
-    '''
-    require(n >= 0, "n", "be at least 0", n)
-    return n
-def half(n):
-    '''Double n.'''
-    if n < 0:
-        raise ValueError(n)
-    return 2 * n
-def none(n):
-    def inner():
-        return n
-def private():
-    pass
-"""
-    outside = "from inside import half, none, whole\n__all__ = ['half', 'none', 'whole']"
-    found = public({"inside": ast.parse(inside), "outside": ast.parse(outside)})
-    assert {name: missing_in_docstring(node) for name, node in found.items()} == {
-        "inside.half": ["Returns", "Raises"],
-        "inside.none": ["a first sentence"],
-        "inside.whole": [],
-    }
