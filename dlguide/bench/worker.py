@@ -17,6 +17,8 @@ from multiprocessing.connection import Connection
 from time import perf_counter
 from typing import Any
 
+from dlguide.machine.onednn_switch import onednn_environment
+
 START_S, STEP_S = 300.0, 120.0  # limits: to start and build; for one step beside the time asked
 RATE = 1e-3  # of plain SGD: the speed does not depend on it, the weights must stay finite
 
@@ -31,7 +33,7 @@ class WorkerProcess:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "dlguide.bench.worker", str(theirs.fileno())],
-                env={**os.environ, **(env or {})},
+                env={**os.environ, **onednn_environment(), **(env or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,

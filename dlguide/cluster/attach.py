@@ -20,6 +20,7 @@ from dlguide.cluster import processes
 from dlguide.cluster.environment import Allocation, start_watchdog
 from dlguide.cluster.launch import Cluster
 from dlguide.errors import require
+from dlguide.machine.onednn_switch import onednn_environment, onednn_state
 from dlguide.machine.threads import ThreadPlan
 
 ANSWER_S = 20.0
@@ -78,7 +79,8 @@ class AttachedCluster(Cluster):
     def _prepare(self) -> None:
         """Let engines of other launchers write their state, and describe what they lack."""
         self.folder = Path(tempfile.mkdtemp(prefix=processes.PREFIX))
-        self._join()
+        self._join(onednn_environment())
+        self._compare_onednn()
         own, self.folder = self.folder, Path(self.engines[0]["folder"])
         plan = self.engines[0]["plan"]
         self.plan = ThreadPlan.from_dict(plan) if plan else None
@@ -93,6 +95,16 @@ class AttachedCluster(Cluster):
                 f"These {self.ranks} ranks were not started by dlguide: they have no thread plan "
                 f"(up to {max(threads)} threads each) and no watchdog that ends them. "
                 "`ipcluster start --engines=dlguide` gives them both."
+            )
+
+    def _compare_onednn(self) -> None:
+        """Report ranks that compute with oneDNN where this process does not, or the reverse."""
+        here = onednn_state().on
+        if {each["onednn"] for each in self.engines} != {here}:
+            words = ("without", "with")
+            print(
+                f"These ranks compute {words[not here]} oneDNN and this process {words[here]} it: "
+                "do not compare their times."
             )
 
     def _start_again(self) -> None:

@@ -23,6 +23,7 @@ from dlguide.cluster.rank import STALL_WARNING_S
 from dlguide.collectives.elastic import ELASTIC
 from dlguide.errors import MissingComponentError, require, require_count, require_known
 from dlguide.machine import threads
+from dlguide.machine.onednn_switch import VARIABLE, onednn_environment
 
 LOOPBACK = "127.0.0.1"
 MODULE = (sys.executable, "-P", "-m")  # the working directory shadows no module
@@ -50,8 +51,12 @@ def rank_environment(
     owner: int | None = None,
 ) -> dict[str, str]:
     """Return the environment of a cluster's processes, which end with `owner` (None: this one)."""
+    more = more or {}
+    # what a user has set for the ranks needs nothing from here
+    onednn = {} if VARIABLE in more else onednn_environment()
     return {
         **os.environ,
+        **onednn,
         **plan.environment(0),
         ELASTIC: "",  # of an elastic run around this process: it goes on, not what it starts
         processes.MARK: name,
@@ -65,7 +70,7 @@ def rank_environment(
         # a small net: with 0.1 ms two ranks train the MNIST CNN 7 % faster.
         "HOROVOD_CYCLE_TIME": os.environ.get("HOROVOD_CYCLE_TIME", "0.1"),
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
-        **(more or {}),
+        **more,
     }
 
 

@@ -210,10 +210,12 @@ class Cluster:
         self._wait_for(lambda: len(self.client.ids) == self.ranks, f"{self.ranks} ranks")
         self._join()
 
-    def _join(self) -> None:
-        """Learn which engine is which rank."""
+    def _join(self, onednn: Mapping[str, str] | None = None) -> None:
+        """Learn which engine is which rank; `onednn` are variables that it may lack."""
         ids = self.client.ids
-        facts = self.client[ids].apply_async(rank_side.join, str(self.folder), sys.path)
+        facts = self.client[ids].apply_async(
+            rank_side.join, str(self.folder), sys.path, onednn or {}
+        )
         self._wait_for(facts.ready, f"{self.ranks} ranks")
         engines = [{**each, "id": i} for each, i in zip(facts.get(), ids, strict=True)]
         launcher = self.children[-1].args[0] if self.children else "another program"

@@ -28,6 +28,7 @@ from typing import Any
 from dlguide.cluster import mpi, processes
 from dlguide.cluster.processes import PLAN
 from dlguide.machine import threads
+from dlguide.machine.onednn_switch import adopt
 
 BEAT_S = 0.25
 NEW_OBJECTS = 10_000  # between two collections; Python 3.11 collects after 700 by default
@@ -282,10 +283,11 @@ def observe(folder: str) -> None:
     shell.events.register("post_run_cell", ended)
 
 
-def join(folder: str, path: list[str]) -> dict[str, Any]:
+def join(folder: str, path: list[str], onednn: dict[str, str]) -> dict[str, Any]:
     """Return what a cluster must know of this engine, which may be another launcher's.
 
-    It writes its state into `folder` if it does not do so yet, and gets what its `path` lacks.
+    It writes its state into `folder` if it does not do so yet, and gets what its `path` lacks and
+    the variables of oneDNN if it has none.
     """
     import IPython
     from mpi4py import MPI
@@ -303,6 +305,7 @@ def join(folder: str, path: list[str]) -> dict[str, Any]:
         "cpus": cpus,
         "threads": int(os.environ.get("TF_NUM_INTRAOP_THREADS", len(cpus))),
         "folder": os.environ[processes.FOLDER],
+        "onednn": adopt(onednn).on,
         "plan": json.loads(os.environ.get(PLAN, "null")),
     }
 

@@ -26,6 +26,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("Compiler", software.compiler),
     ("Libraries", software.libraries),
     ("Cores", host.cores),
+    ("oneDNN", host.onednn),
     ("Memory", host.memory),
     ("Shared memory", host.shared_memory),
     ("Disk", host.disk),

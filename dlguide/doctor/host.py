@@ -18,6 +18,7 @@ from dlguide.commands import STARTED_BY_MPI
 from dlguide.data import datasets
 from dlguide.doctor.result import CheckResult
 from dlguide.errors import DataError
+from dlguide.machine.onednn_switch import VARIABLE
 
 RANK_BYTES = 700_000_000  # a rank with TensorFlow, the MNIST net and its data
 DISK_BYTES = 1_000_000_000  # notebooks, plots, checkpoints
@@ -90,6 +91,14 @@ def cores(limit_s: float) -> CheckResult:
         return CheckResult("Cores", True, found)
     fix = "Ask for 2 cores, or use `Cluster(ranks=2, oversubscribe=True)`, without a speed-up."
     return CheckResult("Cores", None, f"{found}; two ranks would share one", fix)
+
+
+def onednn(limit_s: float) -> CheckResult:
+    """Report whether TensorFlow computes with oneDNN here; a note where it does not, or untried."""
+    state = machine.onednn_state()
+    untried = "untried" in state.why
+    fix = f"unset {VARIABLE}" if VARIABLE in os.environ and not state.on else ""
+    return CheckResult("oneDNN", None if untried or not state.on else True, str(state), fix)
 
 
 def memory(limit_s: float) -> CheckResult:

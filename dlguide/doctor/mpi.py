@@ -16,6 +16,7 @@ from dlguide.cluster import processes
 from dlguide.cluster.environment import find_mpiexec
 from dlguide.doctor.result import CheckResult
 from dlguide.errors import MissingComponentError
+from dlguide.machine.onednn_switch import onednn_environment
 
 MARK = "DOCTOR "
 REINSTALL = "make setup"
@@ -64,11 +65,12 @@ done(part="mpi4py", total=MPI.COMM_WORLD.allreduce(rank + 1), ranks=MPI.COMM_WOR
 import tensorflow as tf
 import keras
 import horovod, horovod.tensorflow as hvd
+from tensorflow.python.util._pywrap_util_port import IsMklEnabled
 hvd.init()
 total = hvd.allreduce(tf.constant([rank + 1.0]), op=hvd.Sum, name="doctor").numpy()[0]
 done(part="Horovod", total=float(total), ranks=hvd.size(), horovod=horovod.__version__,
      tensorflow=tf.__version__, keras=keras.__version__, backend=keras.backend.backend(),
-     keras_file=keras.__file__)
+     keras_file=keras.__file__, onednn=IsMklEnabled())
 hvd.shutdown()
 """
 
@@ -94,6 +96,7 @@ def two_ranks(limit_s: float, launcher: Path | None = None) -> list[CheckResult]
         return [CheckResult(name, False, str(error), REINSTALL) for name in names]
     env = {
         **_environment(path),
+        **onednn_environment(),
         "TF_NUM_INTRAOP_THREADS": "1",
         "TF_NUM_INTEROP_THREADS": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -164,7 +167,8 @@ def _horovod(record: dict | None, how: str) -> CheckResult:
         found = f"imports Keras {record['keras']} from {record['keras_file']}"
         return CheckResult(name, False, found, "unset PYTHONPATH")
     found = f"sum 3 after {record['seconds']:.1f} s; TensorFlow {record['tensorflow']},"
-    found += f" Keras {record['keras']} on {record['backend']}, Horovod {record['horovod']}"
+    found += f" Keras {record['keras']} on {record['backend']}, Horovod {record['horovod']},"
+    found += f" oneDNN {'on' if record['onednn'] else 'off'}"
     return CheckResult(name, True, found)
 
 

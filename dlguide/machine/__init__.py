@@ -1,24 +1,36 @@
 """The machine as this process may use it, and how ranks share it.
 
-`machine.describe()` and `machine.threads.plan()` are the usual start. Other modules are imported
-when their names are first used: `machine.accelerators`, `machine.libraries`, `machine.onednn`.
+`machine.describe()` and `machine.threads.plan()` are the usual start; `machine.use_onednn()` lets
+TensorFlow compute with oneDNN where it would not. Other modules are imported when their names are
+first used: `machine.accelerators`, `machine.libraries`, `machine.onednn`.
 """
 
 from importlib import import_module
 from typing import Any
 
+from dlguide.machine.onednn_switch import (
+    OnednnState,
+    onednn_default,
+    onednn_state,
+    use_onednn,
+)
 from dlguide.machine.topology import Core, Machine, describe, imagine
 
 __all__ = [
     "Core",
     "Machine",
+    "OnednnState",
     "accelerators",
     "describe",
     "imagine",
     "libraries",
     "onednn",
+    "onednn_default",
+    "onednn_state",
+    "onednn_switch",
     "threads",
     "topology",
+    "use_onednn",
 ]
 
 

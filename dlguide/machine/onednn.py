@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from dlguide import commands
 from dlguide.errors import require, require_known
+from dlguide.machine.onednn_switch import VARIABLE
 
 # dnnl in 2020, onednn since; MKL-DNN's lines of 2019 had other fields
 _PREFIXES = ("onednn_verbose", "dnnl_verbose")
@@ -156,13 +157,15 @@ def run_verbose(
 ) -> VerboseLog:
     """Run a Python program in a new process with oneDNN's verbose log switched on.
 
-    oneDNN reads the variable once, when it is first used.
+    TensorFlow uses oneDNN there unless TF_ENABLE_ONEDNN_OPTS is set. oneDNN reads its own variable
+    once, when it is first used.
 
     Raises:
         RuntimeError: if the program fails or takes too long, with its last lines.
     """
     require(isinstance(program, str) and bool(program.strip()), "program", "be a text", program)
-    wanted = commands.without_mpi() | {"ONEDNN_VERBOSE": "profile_exec"} | dict(env or {})
+    wanted = {VARIABLE: "1"} | commands.without_mpi() | {"ONEDNN_VERBOSE": "profile_exec"}
+    wanted |= dict(env or {})
     done = commands.run([sys.executable, "-u", "-c", program], timeout_s, env=wanted)
     if not done.ok:
         how = "did not end in time" if done.status is None else f"ended with {done.status}"

@@ -24,6 +24,7 @@ from typing import Any
 
 from dlguide.errors import require, require_count
 from dlguide.files import atomic_write, cache_folder
+from dlguide.machine.onednn_switch import onednn_state
 from dlguide.machine.topology import Core, Machine, counted, describe, format_cpus
 
 
@@ -475,7 +476,8 @@ def tuned_folder(machine: Machine) -> Path:
 def _facts(machine: Machine) -> dict[str, Any]:
     """Return what an outcome depends on; the host's name and its load are left out."""
     names = ("processor", "sockets", "numa_nodes", "physical_cores", "logical_cores", "quota_cores")
-    return {name: getattr(machine, name) for name in names}
+    facts = {name: getattr(machine, name) for name in names}
+    return facts | {"onednn": onednn_state(machine).on}
 
 
 def _read_tuned(path: Path, machine: Machine) -> TunedPlans:

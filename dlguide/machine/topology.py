@@ -12,11 +12,12 @@ import os
 import platform
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlguide.errors import require, require_count, require_known
+from dlguide.machine.onednn_switch import onednn_state, state_of
 
 # Arm's kernel reports numbers for maker and model: common servers, from Arm's own tables
 _ARM = {
@@ -57,6 +58,8 @@ class Machine:
         memory_bytes: memory, or the control group's limit when that is less (bytes).
         gpus: model of each GPU that a driver shows.
         os: operating system and kernel.
+        onednn: whether TensorFlow computes with oneDNN in the process that described the machine,
+            and why; "" where nobody has looked.
     """
 
     name: str
@@ -72,6 +75,7 @@ class Machine:
     memory_bytes: int
     gpus: tuple[str, ...]
     os: str
+    onednn: str = field(default="", compare=False)
 
     @property
     def usable_cores(self) -> int:
@@ -125,11 +129,12 @@ class Machine:
         cores = counted(self.physical_cores, "physical core")
         threads = counted(self.logical_cores, "hardware thread")
         nodes = f"{counted(self.sockets, 'socket')}, {counted(self.numa_nodes, 'NUMA node')}"
+        onednn = f"  {self.onednn}\n" if self.onednn else ""
         return (
             f"{self.name}: {self.processor}\n"
             f"  this process may use {cores} ({threads}) on {nodes}{quota}\n"
             f"  caches {caches or 'unknown'}; memory {_binary(self.memory_bytes)}\n"
-            f"  vector units {' '.join(widest) or 'unknown'}\n"
+            f"  vector units {' '.join(widest) or 'unknown'}\n{onednn}"
             f"  GPUs {', '.join(self.gpus) or 'none'}; {self.os}"
         )
 
@@ -163,7 +168,7 @@ def describe(
     first = info.get(allowed[0]) or next(iter(info.values()), {})
     flags = (first.get("flags") or first.get("Features") or "").split()
     cores = _cores(sysfs, info, allowed)
-    return Machine(
+    machine = Machine(
         name=platform.node(),
         processor=_processor_name(first) or platform.machine(),
         **_counts(cores),
@@ -175,6 +180,10 @@ def describe(
         gpus=_gpus(sysfs, proc),
         os=_system(),
     )
+    # a tree of files says nothing about this process
+    here = proc == Path("/proc")
+    state = onednn_state(machine) if here else state_of(machine, {})
+    return replace(machine, onednn=str(state))
 
 
 def imagine(

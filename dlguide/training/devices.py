@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dlguide import measure
 from dlguide.collectives.communicator import SingleProcess
 from dlguide.errors import MissingComponentError, require, require_known
-from dlguide.machine import accelerators
+from dlguide.machine import accelerators, use_onednn
 from dlguide.machine.accelerators import DEVICES, DeviceAssignment, VisibleGpus
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def connect(
     require(all_ranks in (True, False, None), "all_ranks", "be True, False or None", all_ranks)
     if not (measure.launched()[1] > 1 if all_ranks is None else all_ranks):
         return SingleProcess()
+    use_onednn()
     from dlguide.horovod.communicator import HorovodCommunicator
 
     return HorovodCommunicator(recording)
@@ -50,6 +51,7 @@ def choose(device: str, comm: Communicator) -> DeviceAssignment:
         DeviceAssignment: of this rank; `.device` is what `fit` takes, `.why` the reason.
     """
     require_known(device, DEVICES, "device")
+    use_onednn()
     mine = json.dumps(asdict(accelerators.visible_gpus()))
     answers = [json.loads(one) for one in comm.allgather(mine)]
     everyone = [VisibleGpus(one["host"], tuple(one["gpus"])) for one in answers]

@@ -17,6 +17,7 @@ from dlguide.collectives.communicator import Communicator, SingleProcess
 from dlguide.data.datasets import Dataset
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.errors import require
+from dlguide.machine import use_onednn
 from dlguide.measure import TrainingResult
 from dlguide.training.checkpoint import ResumePoint, Saver
 from dlguide.training.config import (
@@ -102,6 +103,7 @@ def fit(
     Source:
         Goyal et al., arXiv:1706.02677 (synchronous SGD).
     """
+    use_onednn()
     job = TrainingJob(
         model=model, data=data, loss=loss, metrics=metrics, epochs=epochs,
         batch_per_rank=batch_per_rank, learning_rate=learning_rate, optimizer=optimizer,

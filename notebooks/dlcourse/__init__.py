@@ -2,6 +2,9 @@
 
 `dlcourse.check("20-1", answer)` checks an exercise and `dlcourse.solution("20-1")` shows its
 answer; `dlcourse.guess` records a guess and `dlcourse.outcome` sets it beside the measurement.
+
+Importing it lets the kernel, and the kernels that `dlguide lab` and `dlguide notebooks` start,
+compute with oneDNN where TensorFlow would leave it off (`dlguide.machine.use_onednn`).
 """
 
 from importlib import import_module
@@ -32,6 +35,9 @@ def _require_library() -> None:
 _require_library()
 
 from dlguide.data import readers
+from dlguide.machine import use_onednn
+
+use_onednn()  # before a lesson imports TensorFlow
 
 # so that `dlguide data verify` knows these data sets too
 readers.READERS.update(
