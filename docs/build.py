@@ -312,7 +312,8 @@ def prepare(stage: Path) -> None:
     with (stage / "docs" / "README.md").open("a") as file:
         file.write(contents(research, "Research"))
         file.write(contents(["instructor"], "Teaching"))
-        names = ["architecture", "benchmarks", "glossary", "../CONTRIBUTING", "../CHANGELOG"]
+        names = ["architecture", "sources", "benchmarks", "glossary"]
+        names += ["../CONTRIBUTING", "../CHANGELOG"]
         file.write(contents(names, "Project"))
 
 
