@@ -49,7 +49,7 @@ ALLOWED_SKIPS = {
     r"the file system refuses such names itself: .*": "then no such name can reach the library",
     r"no notebook has a run in .*": "the decks' tests read the runs of the lessons' lanes",
 }
-TEST_LANE = pytest.StashKey[str]()
+BUDGET, TEST_LANE = pytest.StashKey[tuple](), pytest.StashKey[str]()
 FAILED, SECONDS = set(), defaultdict(lambda: defaultdict(float))
 RANK_PROGRAMS = re.compile(r"mpiexec|hydra_|mpirun|prterun")
 
@@ -65,14 +65,13 @@ def pytest_configure(config):
     for name in config.getoption("--lane"):
         if name not in config.stash[BUDGET][0]:
             raise pytest.UsageError(f"no lane {name!r} in tests/budget.toml")
-    if os.environ.get("MACHINE") == "onecore":
+    machine = os.environ.get("MACHINE", "")
+    os.environ.update(lanes.MACHINES[machine])
+    if machine == "onecore":
         cores = sorted(os.sched_getaffinity(0))
         worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
         if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
             os.sched_setaffinity(0, {cores[worker % len(cores)]})
-
-
-BUDGET = pytest.StashKey[tuple]()
 
 
 def listed_name(path):
@@ -136,7 +135,7 @@ def rank_programs():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """Fail a test of the lane `unit` that starts ranks, in whatever process: it runs beside another."""
+    """Fail a test of the lane `unit` that starts ranks, in whatever process."""
     if item.stash[TEST_LANE] != "unit":
         return (yield)
     ended, seen = threading.Event(), []

@@ -3,19 +3,21 @@
 `mutations.csv` lists the faults. Each one names a function (`module:Class.method`; nothing after
 the colon means the whole module) and replaces a piece of its syntax tree: `old` and `new` are
 Python source, an expression or statements; an empty `new` deletes the statement. `nth` (from 0)
-selects one of several equal pieces. `tests` names test files that imports do not lead to. When
-code moves, the new place goes into `function_now`; when it is rewritten, the same fault in the new
-code goes into `old_now` and `new_now`.
+selects one of several equal pieces. `tests` names test files that imports do not lead to. `test` is
+the one that catches it, in `lane`.
 
-    python tools/mutations.py check               # is every fault still at its place?
-    python tools/mutations.py run --after         # which tests of `make test` catch them now?
-    python tools/mutations.py run --rev 6387c63   # the column `before`
-    python tools/mutations.py draw --count 30     # add faults drawn at random
+    python tools/mutations.py run                 # which tests catch them now? --only d0, --jobs 2
+    python tools/mutations.py new --count 20      # draw others, and which tests catch those?
 
-A run works in a temporary worktree, never in the checkout. For each fault without a verdict it
-runs the test files that import the changed module, the closest first, up to the first failure. A
-test counts only if it passes without the fault and fails with it once more. Verdicts: caught,
-survived, timeout, no test; `equivalent` is written by hand, with the reason in `note`.
+A run works in a temporary worktree, never in the checkout. For each fault it runs the test that
+caught it before, then the test files that import the changed module, the closest first, up to the
+first failure: for `dlguide` the lanes of `make test`, for course code the parts too. A test counts
+only if it passes without the fault and fails with it once more. Verdicts: caught, survived,
+timeout, no test; `equivalent` is written by hand, with the reason in `note`.
+
+Why not mutmut or cosmic-ray: both know operators, not a fault with a meaning ("the ranks' sum where
+their mean belongs"), which half of the list are; and both take one command for all faults, while
+here a fault is tried by the few files, of 200, that import its module.
 """
 
 from __future__ import annotations
@@ -29,28 +31,29 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+import lanes  # noqa: E402
+
 TABLE = Path(__file__).with_suffix(".csv")
-BEFORE = "6387c63"
 SOURCES = ("", "notebooks")  # folders that hold packages
 PACKAGES = ("dlguide", "dlcourse")
 FEW, MANY = 4, 8  # test files: taken from further away until there are so many; at most
-ALONE_S = 600.0  # for a test that is repeated
-SEPARATE = ("test_setup", "test_house_style")  # they look at the checkout, not at behaviour
-# Not drawn from: code that is about to be removed.
-UNDRAWN = (
-    *("slides", "wheelhouse", "make_wheelhouse", "doctor.workshop", "doctor.timetables"),
-    *(f"exercises.{name}" for name in ("watching", "exits", "frames", "leftovers", "memory")),
-    *("exercises.output", "exercises.pulse"),
-)
+ALONE_S = 300.0  # for a test that is repeated
+SEPARATE = ("test_setup", "test_style", "test_lanes")  # they look at the checkout
+NEVER = ("whole", "soak")  # lanes that take too long
+WRITING = threading.Lock()
 PYTEST = """
 import sys, pytest
 class Log:
@@ -61,6 +64,7 @@ class Log:
         self.write("started", nodeid)
     def pytest_runtest_logreport(self, report):
         if report.failed:
+            self.write("lane", dict(report.user_properties)["lane"])
             self.write("failed", report.nodeid)
     def pytest_collectreport(self, report):
         if report.failed:
@@ -74,31 +78,19 @@ class Fault:
     """One row of the table."""
 
     id: str
-    kind: str
     name: str
     function: str
     old: str
     new: str
     nth: str = ""
     tests: str = ""
-    before: str = ""
-    test_before: str = ""
-    after: str = ""
-    test_after: str = ""
-    function_now: str = ""
-    old_now: str = ""
-    new_now: str = ""
+    verdict: str = ""
+    test: str = ""
+    lane: str = ""
     note: str = ""
-
-    def now(self) -> Fault:
-        """The same fault in code that has moved or was rewritten since `before`."""
-        changed = {"old": self.old_now, "new": self.new_now, "nth": ""} if self.old_now else {}
-        return replace(self, function=self.function_now or self.function, **changed)
 
 
 def read() -> list[Fault]:
-    if not TABLE.exists():
-        return []
     with TABLE.open(newline="") as file:
         return [Fault(**row) for row in csv.DictReader(file)]
 
@@ -276,24 +268,26 @@ def _bindings(parsed: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def worktree(rev: str) -> Iterator[Path]:
+def worktree() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="dlguide-mutations-") as folder:
         tree = Path(folder) / "tree"
         git = ["git", "-C", str(ROOT), "worktree"]
-        subprocess.run([*git, "add", "-q", "--detach", tree, rev], check=True)
+        with WRITING:
+            subprocess.run([*git, "add", "-q", "--detach", tree, "HEAD"], check=True)
         try:
             yield tree
         finally:
-            subprocess.run([*git, "remove", "--force", tree], check=True)
+            with WRITING:
+                subprocess.run([*git, "remove", "--force", tree], check=True)
 
 
-def pytest(tree: Path, arguments: list[str], limit_s: float) -> tuple[str, str]:
-    """Run tests in a tree: passed, failed or timeout, and the test in which that happened."""
+def pytest(tree: Path, arguments: list[str], limit_s: float) -> tuple[str, str, str]:
+    """Run tests in a tree: passed, failed or timeout, the test in which that happened, its lane."""
     log = tree.parent / "log"
     log.write_text("")
     path = os.pathsep.join(str(tree / source) for source in SOURCES)
     env = os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-o", "timeout=240"]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-o", "timeout=120"]
     command = [sys.executable, "-c", PYTEST, str(log), *options, *arguments]
     with (tree.parent / "output").open("w") as output:
         process = subprocess.Popen(
@@ -308,9 +302,10 @@ def pytest(tree: Path, arguments: list[str], limit_s: float) -> tuple[str, str]:
     lines = [line.split(" ", 1) for line in log.read_text().splitlines()]
     failed = [nodeid for word, nodeid in lines if word == "failed"]
     test = (failed or [nodeid for _, nodeid in lines[-1:]] or [""])[0]
+    lane = next((lane for word, lane in lines if word == "lane"), "")
     if status is None:
-        return "timeout", test
-    return ("passed", "") if status in (0, 5) else ("failed", test)
+        return "timeout", test, lane
+    return ("passed", "", "") if status in (0, 5) else ("failed", test, lane)
 
 
 def _end_processes_of(tree: Path) -> None:
@@ -321,22 +316,27 @@ def _end_processes_of(tree: Path) -> None:
                 process.send_signal(signal.SIGKILL)
 
 
-def verdict(
-    tree: Path, fault: Fault, limit_s: float, options: list[str], useless: set[str]
-) -> tuple[str, str]:
-    """Find a test that fails with a fault and passes without it."""
+def verdict(tree: Path, fault: Fault, limit_s: float, useless: set[str]) -> tuple[str, str, str]:
+    """Find a test that fails with a fault and passes without it; return its lane, too."""
     path = module_path(tree, fault.function.partition(":")[0])
     if path is None:
         raise LookupError("there is no such module")
+    known, budget = lanes.load()
+    course = fault.function.startswith("dlcourse")
+    wanted = [each for each in known if known[each].test or (course and not each.startswith(NEVER))]
+    options = [f"--lane={each}" for each in wanted]
     original = path.read_text()
     # Both sides of the comparison are written from the tree: without comments, on other lines.
     plain, changed = ast.unparse(ast.parse(original)), mutated(original, fault)
     files = [one for one in fault.tests.split() if (tree / one).is_file()]
     files += [str(one.relative_to(tree)) for one in Imports(tree).tests(fault.function)]
+    files = [each for each in files if set(budget[each.removeprefix("tests/")]) & set(wanted)]
+    if "::" in fault.test and (tree / fault.test.partition("::")[0]).is_file():
+        files.insert(0, fault.test)
     files = list(dict.fromkeys(files))
     end = time.monotonic() + limit_s
 
-    def outcome(contents: str, arguments: list[str], seconds: float) -> tuple[str, str]:
+    def outcome(contents: str, arguments: list[str], seconds: float) -> tuple[str, str, str]:
         path.write_text(contents)
         return pytest(tree, [*options, *arguments], seconds)
 
@@ -344,67 +344,44 @@ def verdict(
         for file in files:
             while time.monotonic() < end:
                 skipped = [f"--deselect={one}" for one in sorted(useless)]
-                found, test = outcome(changed, [*skipped, file], end - time.monotonic())
+                found, test, lane = outcome(changed, [*skipped, file], end - time.monotonic())
                 if found != "failed" or test in useless:
                     break
                 alone = [test] if "::" in test else ["--collect-only", file]
                 passes = outcome(plain, alone, ALONE_S)[0] == "passed"
                 if passes and outcome(changed, alone, ALONE_S)[0] != "passed":
-                    return "caught", test
+                    return "caught", test, lane
                 useless.add(test)
     finally:
         path.write_text(original)
     if time.monotonic() >= end:
-        return "timeout", " ".join(files)
-    return ("survived" if files else "no test"), " ".join(files)
+        return "timeout", " ".join(files), ""
+    return ("survived" if files else "no test"), " ".join(files), ""
 
 
-def run(after: bool, rev: str, only: str, limit_s: float, again: bool) -> None:
-    column = "after" if after else "before"
-    # Executing lessons would take the whole budget of a fault, so `before` leaves them out.
-    options = ["-m", "not long" if after else "not notebook"]
+def run(faults: list[Fault], limit_s: float, jobs: int, keep: bool) -> int:
+    """Fill in the verdicts; return how many faults no test catches."""
     useless: set[str] = set()  # tests that fail here without a fault, or not each time
-    tried: set[str] = set()
-    with worktree(rev) as tree:
-        while True:
-            # Read again each time: the table may be edited meanwhile.
-            waiting = [one for one in read() if only in one.id and one.id not in tried]
-            wanted = "caught" if after else ""
-            waiting = [one for one in waiting if one.before == wanted]
-            waiting = [one for one in waiting if again or not getattr(one, column)]
-            if not waiting:
-                return
-            fault = waiting[0]
-            tried.add(fault.id)
-            try:
-                place = fault.now() if after else fault
-                found, test = verdict(tree, place, limit_s, options, useless)
-            except LookupError as error:
-                print(fault.id, place.function, error, flush=True)
-                continue
-            faults = read()
-            for one in faults:
-                if one.id == fault.id:
-                    setattr(one, column, found)
-                    setattr(one, f"test_{column}", test)
-            write(faults)
-            print(fault.id, place.function, found, test, flush=True)
 
+    def one(fault: Fault) -> None:
+        try:
+            with worktree() as tree:
+                fault.verdict, fault.test, fault.lane = verdict(tree, fault, limit_s, useless)
+        except LookupError as error:
+            fault.verdict, fault.test, fault.lane = f"lost: {error}", "", ""
+        words = [fault.id, fault.function, fault.verdict, fault.test]
+        words += [f"{fault.old!r} -> {fault.new!r}"] * (fault.verdict != "caught")
+        print(*words, flush=True)
+        if keep:
+            with WRITING:
+                rows = {each.id: each for each in read()} | {fault.id: fault}
+                write(list(rows.values()))
 
-def check(rev: str) -> int:
-    """Print the faults that were caught and whose place is gone; return their number."""
-    lost = 0
-    with worktree(rev) as tree:
-        for fault in (one.now() for one in read() if one.before == "caught"):
-            path = module_path(tree, fault.function.partition(":")[0])
-            try:
-                if path is None:
-                    raise LookupError("there is no such module")
-                mutated(path.read_text(), fault)
-            except LookupError as error:
-                lost += 1
-                print(f"{fault.id} {fault.function}: {error}")
-    return lost
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(one, faults))
+    caught = sum(each.verdict == "caught" for each in faults)
+    print(f"{caught} of {len(faults)} faults are caught")
+    return len(faults) - caught
 
 
 # Drawing faults
@@ -445,32 +422,26 @@ def changes(function: ast.AST) -> list[tuple[str, str]]:
     return found
 
 
-def draw(count: int, seed: int, rev: str) -> None:
-    """Add faults: the function drawn with its lines of code as weight, then the change."""
+def draw(count: int, seed: int) -> list[Fault]:
+    """Draw faults: the function with its lines of code as weight, then the change."""
     functions, lines = [], []
-    with worktree(rev) as tree:
-        for path in sorted((tree / "dlguide").rglob("*.py")):
-            module = ".".join(path.relative_to(tree).with_suffix("").parts)
-            module = module.removesuffix(".__init__")
-            if module.partition(".")[2].startswith(UNDRAWN) or path.stem == "show":
-                continue
-            parsed = ast.parse(path.read_text())
-            for owner in [parsed, *(one for one in parsed.body if isinstance(one, ast.ClassDef))]:
-                prefix = f"{owner.name}." if isinstance(owner, ast.ClassDef) else ""
-                for one in owner.body:
-                    if not isinstance(one, ast.FunctionDef) or one.name in ("__repr__", "__str__"):
-                        continue
-                    documented = ast.get_docstring(one) is not None
-                    one.body = one.body[documented:]
-                    if not one.body or "print(" in ast.unparse(one):
-                        continue
-                    functions.append((f"{module}:{prefix}{one.name}", one))
-                    lines.append(len(ast.unparse(one).splitlines()))
+    for path in sorted((ROOT / "dlguide").rglob("*.py")):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        parsed = ast.parse(path.read_text())
+        for owner in [parsed, *(one for one in parsed.body if isinstance(one, ast.ClassDef))]:
+            prefix = f"{owner.name}." if isinstance(owner, ast.ClassDef) else ""
+            for one in owner.body:
+                if not isinstance(one, ast.FunctionDef) or one.name in ("__repr__", "__str__"):
+                    continue
+                one.body = one.body[ast.get_docstring(one) is not None :]
+                if not one.body or "print(" in ast.unparse(one):
+                    continue
+                functions.append((f"{module}:{prefix}{one.name}", one))
+                lines.append(len(ast.unparse(one).splitlines()))
     generator = random.Random(seed)
-    faults = read()
-    known = {(one.function, one.old, one.new) for one in faults}
-    number = sum(one.kind == "drawn" for one in faults)
-    while count:
+    known = {(one.function, one.old, one.new) for one in read()}
+    faults: list[Fault] = []
+    while len(faults) < count:
         (name, function), *_ = generator.choices(functions, lines)
         possible = changes(function)
         if not possible:
@@ -481,31 +452,27 @@ def draw(count: int, seed: int, rev: str) -> None:
         if (name, old, new) in known or not several:
             continue
         known.add((name, old, new))
-        number, count = number + 1, count - 1
-        faults.append(Fault(f"d{number:02}", "drawn", "", name, old, new, nth))
-    write(faults)
+        faults.append(Fault(f"n{seed}-{len(faults) + 1:02}", "", name, old, new, nth))
+    return faults
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("command", choices=("check", "run", "draw"))
-    parser.add_argument("--after", action="store_true", help="fill `after`: tests of `make test`")
-    parser.add_argument("--rev", help=f"commit; {BEFORE} for `before` and `draw`, else HEAD")
-    parser.add_argument("--again", action="store_true", help="`after` of all, not of the empty")
-    parser.add_argument("--only", default="", help="part of the ids to run")
-    parser.add_argument("--budget-s", type=float, default=600, help="for the tests of one fault")
-    parser.add_argument("--count", type=int, default=30, help="faults to draw")
-    parser.add_argument("--seed", type=int, default=18)
+    parser.add_argument("command", choices=("run", "new"))
+    parser.add_argument("--only", default="", help="begin of the ids to run")
+    parser.add_argument("--budget-s", type=float, default=300, help="for the tests of one fault")
+    parser.add_argument("--count", type=int, default=20, help="faults to draw")
+    parser.add_argument("--seed", type=int, help="of the draw; default: another each day")
+    parser.add_argument("--jobs", type=int, default=1, help="faults at a time")
+    parser.add_argument("--keep", action="store_true", help="enter what was drawn in the table")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the worktree is removed
-    rev = given.rev or ("HEAD" if given.after or given.command == "check" else BEFORE)
-    if given.command == "check":
-        return check(rev)
-    if given.command == "draw":
-        draw(given.count, given.seed, rev)
-    else:
-        run(given.after, rev, given.only, given.budget_s, given.again and given.after)
-    return 0
+    if given.command == "new":
+        seed = given.seed if given.seed is not None else int(time.time() // 86400)
+        return int(bool(run(draw(given.count, seed), given.budget_s, given.jobs, given.keep)))
+    chosen = [one for one in read() if one.id.startswith(given.only)]
+    chosen = [one for one in chosen if one.verdict != "equivalent"]
+    return int(bool(run(chosen, given.budget_s, given.jobs, keep=True)))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import lesson_runs
 import nbformat
 import notebook_form as form
 import psutil
@@ -17,13 +18,11 @@ import pytest
 from interruptible import default_interrupt
 
 from dlcourse import NOTEBOOKS, execution, exercises
-from dlguide.cluster import processes
 
 FOLDER = NOTEBOOKS
 ALL = [pytest.param(path, id=str(path.relative_to(FOLDER))) for path in execution.find()]
 LESSONS = [path for path in execution.find() if path.parent.name != "answers"]
 ANSWERS = [path for path in execution.find() if path.parent.name == "answers"]
-TIMEOUT_S = 600.0
 
 
 def test_numbers_are_used_once():
@@ -50,36 +49,33 @@ def test_answers_belong_to_a_lesson(path):
     assert (FOLDER / path.name).exists()
 
 
-def run(path, capsys, fast):
-    before = {each.pid for each in processes.leftovers()}
-    # lessons are kept: slides take their figures from them
-    output = None if execution.is_answers(path) else execution.KEPT / path.name
-    execution.KEPT.mkdir(parents=True, exist_ok=True)
-    result = execution.execute(path, TIMEOUT_S, output=output, fast=fast)
-    with capsys.disabled():
-        print(f"\n{result}")
-    if result.skipped:
-        pytest.skip(result.skipped)
-    assert result.ok, result.error
-    deadline = time.monotonic() + 15
-    while (left := {each.pid for each in processes.leftovers()} - before) and (
-        time.monotonic() < deadline
-    ):
-        time.sleep(0.5)
-    assert not left
+LANES = {"lessons-1": range(0, 50), "lessons-2": range(50, 100)}
 
 
-@pytest.mark.timeout(TIMEOUT_S + 60)
-@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.name)
-def test_lesson_runs_shortened(path, capsys):
-    run(path, capsys, fast=True)
+def shortened(path):
+    """A lesson with the lane that has it."""
+    (lane,) = (name for name, numbers in LANES.items() if int(path.name[:2]) in numbers)
+    return pytest.param(path, id=path.name, marks=pytest.mark.long(lane))
 
 
-@pytest.mark.long
-@pytest.mark.timeout(TIMEOUT_S + 60)
-@pytest.mark.parametrize("path", ALL)
-def test_notebook_runs_whole(path, capsys):
-    run(path, capsys, fast=False)
+@pytest.mark.timeout(lesson_runs.LIMIT_S + 60)
+@pytest.mark.parametrize("path", map(shortened, LESSONS))
+def test_lesson_runs_shortened(path, tmp_path, capsys):
+    lesson_runs.run(path, tmp_path, capsys)
+
+
+def whole(path):
+    """A lesson or its answers with the lane that has them."""
+    numbers = sorted({path.name[:2] for path in LESSONS})
+    lane = f"whole-{6 * numbers.index(path.name[:2]) // len(numbers) + 1}"
+    name = str(path.relative_to(FOLDER))
+    return pytest.param(path, id=name, marks=pytest.mark.long(lane))
+
+
+@pytest.mark.timeout(lesson_runs.LIMIT_S + 60)
+@pytest.mark.parametrize("path", map(whole, execution.find()))
+def test_notebook_runs_whole(path, tmp_path, capsys):
+    lesson_runs.run(path, tmp_path, capsys, fast=False)
 
 
 # --- execute itself ----------------------------------------------------------------------------

@@ -1,0 +1,40 @@
+"""Execute a lesson as a test: it ends well and leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from dlcourse import execution
+from dlguide.cluster import processes
+
+LIMIT_S = 600.0
+
+
+def run(path: Path, folder: Path, capsys, fast: bool = True) -> None:
+    """Execute a notebook into a folder, shortened or whole, and print how it went."""
+    result = execution.execute(path, LIMIT_S, output=folder / path.name, fast=fast)
+    with capsys.disabled():
+        print(f"\n{result}")
+    if result.skipped:
+        pytest.skip(result.skipped)
+    assert result.ok, result.error
+    deadline = time.monotonic() + 15
+    while (left := leftovers()) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert not left
+
+
+def leftovers() -> list[int]:
+    """Processes of clusters without an owner that this run of the tests has started."""
+    ours = f"DLGUIDE_CACHE={os.environ['DLGUIDE_CACHE']}".encode()
+    found = []
+    for each in processes.leftovers():
+        with suppress(OSError):
+            if ours in Path(f"/proc/{each.pid}/environ").read_bytes().split(b"\0"):
+                found.append(each.pid)
+    return found
