@@ -12,9 +12,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from dlguide.measure import Timing
-from dlguide.measure.limits import MOST_SPREAD
 
 ROWS = "DLGUIDE_BENCHMARK_ROWS"  # names the file that `run.py` reads
+KEPT, MISSED, UNCLEAR = "kept", "missed", "unclear: the quartiles are on both sides"
+
+
+def verdict(low: float, high: float, least: float | None = None, most: float | None = None) -> str:
+    """Judge a promise by the quartiles: it is kept or missed where both are on the same side."""
+    if least is None and most is None:
+        return ""
+    least = -np.inf if least is None else least
+    most = np.inf if most is None else most
+    if least <= low and high <= most:
+        return KEPT
+    return MISSED if high < least or low > most else UNCLEAR
 
 
 def report(
@@ -33,24 +44,22 @@ def report(
         most: likewise, None for no upper end.
         share: of the limit.
         seconds: repeated times of the same work, which show how much the machine moved; none for
-            the values themselves. Where the distance of the quartiles of one is above 20 % of its
-            median, there is no verdict.
+            the values themselves.
     """
     low, median, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
     spread = max(Timing(tuple(each)).spread for each in seconds or [values])
     promised = " and ".join(
-        f"{words} {end:g}" for words, end in (("at least", least), ("at most", most)) if end
+        f"{words} {end:g}"
+        for words, end in (("at least", least), ("at most", most))
+        if end is not None
     )
-    kept = (least is None or median >= least) and (most is None or median <= most)
-    verdict = ("kept" if kept else "missed") if promised else ""
-    if spread > MOST_SPREAD:
-        verdict = "none, the machine moved"
+    judged = verdict(low, high, least, most)
     share = share if isinstance(share, str) else f"{share:.2g}"
     row = {"what": what, "value": median, "low": low, "high": high, "spread": spread}
-    row |= {"share": share, "promised": promised, "verdict": verdict}
+    row |= {"share": share, "promised": promised, "verdict": judged}
     print(
         f"{what}: {median:.3g} ({low:.3g} to {high:.3g}), spread {spread:.0%}",
-        *[f"promised {promised}: {verdict}"] * bool(promised),
+        *[f"promised {promised}: {judged}"] * bool(promised),
         *[f"share of the limit {share}"] * bool(share),
         sep="; ", flush=True,
     )  # fmt: skip
