@@ -14,7 +14,7 @@ import numpy as np
 from dlguide.measure import Timing
 
 ROWS = "DLGUIDE_BENCHMARK_ROWS"  # names the file that `run.py` reads
-KEPT, MISSED, UNCLEAR = "kept", "missed", "unclear: the quartiles are on both sides"
+KEPT, MISSED, UNCLEAR = "kept", "missed", "unclear"
 
 
 def verdict(low: float, high: float, least: float | None = None, most: float | None = None) -> str:
