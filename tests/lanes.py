@@ -169,7 +169,8 @@ def run_lane(lane: Lane, machine: str = "", limit_s: float | None = None) -> Res
         options += ["-n", str(lane.workers), "--dist", "loadfile"]
     result = run(lane.name, options, env=env, limit_s=limit_s)
     again = [test for test in result.failed if test not in listed()]
-    if 0 < len(result.failed) <= MOST_AGAIN and again == result.failed and result.status == 1:
+    few = 0 < len(result.failed) <= MOST_AGAIN and not result.other
+    if few and again == result.failed and result.status == 1:
         print(f"=== {lane.name}: once more, alone: {' '.join(again)}", flush=True)
         second = run(lane.name, again, env=env)
         if second.ok:

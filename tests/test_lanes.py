@@ -1,20 +1,150 @@
-"""What tests/conftest.py promises: ranks only with a marker, no skip without a listed reason."""
+"""Lanes, their budget, what runs when in CI; no skip without a listed reason."""
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import conftest
+import lanes
 import pytest
 
 TESTS = Path(__file__).parent
-MAKEFILE = TESTS.parent / "Makefile"
+SPEC = importlib.util.spec_from_file_location("parts", TESTS.parent / ".ci" / "parts.py")
+parts = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(parts)
 LISTED = "this system allows no network namespace"
+TINY = """[lanes]
+unit = {test = true, limit_s = 10, workers = 2}
+ranks3 = {limit_s = 100, workers = 1}
+lessons-1 = {limit_s = 100, workers = 1}
+lessons-2 = {limit_s = 100, workers = 1}
+whole = {limit_s = 100, workers = 1}
+
+[files]
+"test_a.py" = {unit = 9.0, ranks3 = 30.0}
+"test_b.py" = {unit = 11.0}
+"course/test_c.py" = {lessons-2 = 50.0}
+"""
+
+
+@pytest.fixture
+def budget(tmp_path):
+    path = tmp_path / "budget.toml"
+    path.write_text(TINY)
+    return path
+
+
+def test_a_lane_takes_its_files_seconds_over_its_workers(budget):
+    known, files = lanes.load(budget)
+    assert known["unit"].seconds == 10.0
+    assert known["ranks3"].files == {"test_a.py": 30.0}
+    assert lanes.choose(["lessons", "ranks3", "lessons-1"], known) == [
+        "lessons-1", "lessons-2", "ranks3",
+    ]  # fmt: skip
+    with pytest.raises(SystemExit, match=r"PART must be one of unit, .* got 'lesson'"):
+        lanes.choose(["lesson"], known)
+    lanes.record(budget, {"test_a.py": {"unit": 3.04}})
+    assert lanes.load(budget)[1]["test_a.py"] == {"unit": 3.0, "ranks3": 30.0}
+    assert lanes.load(budget)[1]["test_b.py"] == files["test_b.py"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("limit_s = 10,", "limit_s = 9,", "lane unit takes 10 s of 9 s"),
+        ("{unit = 11.0}", "{uint = 11.0}", r"test_b.py is in unknown lanes \['uint'\]"),
+    ],
+)
+def test_a_lane_beyond_its_limit_and_an_unknown_lane_are_refused(old, new, message, budget):
+    budget.write_text(TINY.replace(old, new))
+    with pytest.raises(pytest.UsageError, match=message):
+        lanes.load(budget)
+
+
+def item(name, *marks):
+    found = [SimpleNamespace(args=each) for each in marks]
+    return SimpleNamespace(
+        path=TESTS / name, nodeid=name, get_closest_marker=lambda _: next(iter(found), None)
+    )
+
+
+def test_a_test_is_in_its_files_first_lane_or_in_the_one_that_its_mark_names(budget):
+    _, files = lanes.load(budget)
+    assert conftest.lane_of(item("test_a.py"), files) == "unit"
+    assert conftest.lane_of(item("test_a.py", ()), files) == "ranks3"
+    assert conftest.lane_of(item("course/test_c.py", ("lessons-2",)), files) == "lessons-2"
+    with pytest.raises(pytest.UsageError, match=r"tests/test_new.py is not listed"):
+        conftest.lane_of(item("test_new.py"), files)
+    for name, mark in (("test_b.py", ()), ("test_a.py", ("whole",))):
+        with pytest.raises(pytest.UsageError, match="is marked `long` for lane"):
+            conftest.lane_of(item(name, mark), files)
+
+
+def test_programs_that_start_ranks_are_seen_below_other_programs(tmp_path):
+    program = shutil.copy(shutil.which("sleep"), tmp_path / "mpiexec.hydra")
+    process = subprocess.Popen(["sh", "-c", f"{program} 30; true"], start_new_session=True)
+    try:
+        while not (found := conftest.rank_programs()):
+            assert process.poll() is None
+        assert process.pid not in found
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait()
+
+
+def result(failed=(), other=(), status=1):
+    return lanes.Result("unit", 1.0, status, list(failed), list(other))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "listed", "ok"),
+    [
+        (result(["a"]), result(status=0), "", True),
+        (result(["a"]), result(["a"]), "", False),
+        (result(["a"], ["b: unlisted skip"]), result(["a"]), "", False),
+        (result(["a"]), result(status=0), "a", False),
+        (result(["a", "b", "c", "d"]), result(status=0), "", False),
+        (result(["a"], status=3), result(status=0), "", False),
+    ],
+    ids=["passes alone", "fails again", "other fault", "second time", "many", "broken run"],
+)
+def test_a_second_try_forgives_nothing_but_the_failed_test(
+    first, second, listed, ok, budget, tmp_path, monkeypatch
+):
+    outcomes = [first, second]
+    monkeypatch.setattr(lanes, "run", lambda *_, **__: outcomes.pop(0))
+    monkeypatch.setattr(lanes, "UNSTEADY", tmp_path / "unsteady.md")
+    if listed:
+        lanes.enter([listed], "once before")
+    found = lanes.run_lane(lanes.load(budget)[0]["unit"])
+    assert found.ok is ok
+    assert ("a" in lanes.listed()) == (ok or bool(listed))
+
+
+def test_ci_begins_with_what_is_touched_and_with_another_part_for_each_commit(budget):
+    known, files = lanes.load(budget)
+    assert parts.touched(["notebooks/20_x.ipynb"], known, files) == [
+        "lessons-1", "lessons-2", "whole",
+    ]  # fmt: skip
+    assert parts.touched(["tests/test_a.py"], known, files) == ["ranks3"]
+    assert parts.order(known, ["ranks3"], set(), 1) == [
+        "ranks3", "lessons-2", "whole", "lessons-1",
+    ]  # fmt: skip
+    unsteady = {"tests/course/test_c.py::test_x"}
+    assert parts.order(known, [], unsteady, 0)[0] == "lessons-2"
+
+
+def test_every_place_that_a_change_may_touch_leads_to_a_part_that_exists():
+    known, _ = lanes.load()
+    assert all(lanes.choose(names, known) for _, names in parts.TOUCHES)
 
 
 def run(folder, source, *words):
@@ -27,20 +157,6 @@ def run(folder, source, *words):
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
-
-
-STARTS = """
-from dlguide.cluster import Cluster
-
-def test_starts():
-    Cluster(ranks=1)
-"""
-
-
-def test_ranks_without_a_marker_fail_before_they_start(tmp_path):
-    status, output = run(tmp_path, STARTS)
-    assert status == pytest.ExitCode.TESTS_FAILED
-    assert "test_starts starts a Cluster and has none of the markers ranks, alone" in output
 
 
 ALLOWED = f"""
@@ -66,8 +182,8 @@ MODULE = "pytest.importorskip('no_such_package')"
 @pytest.mark.parametrize(
     ("source", "status", "printed", "words"),
     [
-        (ALLOWED, 0, [f"::test_a: {LISTED} (allowed: ", "1 passed, 1 skipped, 1 xfailed"], ()),
-        (UNLISTED, 1, [f"{each} (NOT LISTED" for each in ("no time", "later", "no server")], ()),
+        (ALLOWED, 0, [f"{LISTED}: ", "(allowed: ", "1 passed, 1 skipped, 1 xfailed"], ()),
+        (UNLISTED, 1, ["no time: ", "later: ", "no server: ", "(NOT LISTED"], ()),
         (MODULE, 1, ["could not import 'no_such", "(NOT LISTED"], ("-n", "2")),
     ],
     ids=["allowed", "unlisted", "a module, xdist"],
@@ -99,14 +215,3 @@ def test_every_reason_to_skip_is_listed():
         if not any(re.fullmatch(pattern, reason) for pattern in conftest.ALLOWED_SKIPS)
     ]
     assert unlisted == []
-
-
-def test_every_file_that_runs_a_lesson_is_in_a_part():
-    """The other parts leave out what is marked `notebook`."""
-    (named,) = re.findall(r"^LESSONS := .*test_,(.*)\)$", MAKEFILE.read_text(), re.MULTILINE)
-    marked = {
-        path.name.removeprefix("test_")
-        for path in TESTS.rglob("test_*.py")
-        if "@pytest.mark.notebook" in path.read_text(encoding="utf-8") and path != Path(__file__)
-    }
-    assert marked == set(named.split())
