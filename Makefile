@@ -37,8 +37,8 @@ run: setup      ## train the MNIST network on 1 rank and on 2; table and plot un
 test: .venv/docs  ## the tests that every change needs, 12 min; DURATIONS=1 renews the record of their times
 	@$(LANES) $(if $(DURATIONS),--durations)
 
-test-all: .venv/docs  ## the others: PART=lessons, whole, exercises, ranks3, processes, cases, pages, soak, or all
-	@$(LANES) $(if $(DURATIONS),--durations) $(if $(PART),$(PART),--parts)
+test-all: .venv/docs  ## PART=lessons, whole, exercises, ranks3, processes, cases, pages or soak; without PART all
+	@$(LANES) $(if $(DURATIONS),--durations) $(or $(PART),--all)
 
 mutations: .venv/docs  ## put N=20 new faults into the code, one at a time, and see which tests catch them
 	$(BIN)/python tools/mutations.py new --count $(or $(N),20)

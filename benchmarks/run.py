@@ -144,6 +144,7 @@ def main(arguments: list[str] | None = None) -> int:
         before = measured.load("benchmarks")
         if before.about["machine"] == f"{here.processor}, {here.physical_cores} cores":
             rows = [row for row in before.rows if row["benchmark"] in BENCHMARKS]
+    tests = "".join(PAGE.read_text().partition("\n## Tests")[1:]) if PAGE.exists() else ""
     verdicts = []
     for name in chosen:
         print(f"--- {name}", flush=True)
@@ -153,7 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
         rows.sort(key=lambda row: list(BENCHMARKS).index(row["benchmark"]))
         measured.write("benchmarks", rows, seeds=[0])
         with atomic_write(PAGE) as file:
-            file.write(page(rows, measured.load("benchmarks").about["machine"]))
+            file.write(page(rows, measured.load("benchmarks").about["machine"]) + tests)
     print(f"{PAGE}: {len(rows)} rows", flush=True)
     if any(each.startswith("failed") for each in verdicts):
         return FAILED_STATUS

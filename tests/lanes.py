@@ -29,6 +29,7 @@ import pytest
 
 TESTS = Path(__file__).resolve().parent
 BUDGET, UNSTEADY = TESTS / "budget.toml", TESTS / "unsteady.md"
+PAGE = TESTS.parent / "docs" / "benchmarks.md"
 REPORT, RECORD = "DLGUIDE_TEST_REPORT", "DLGUIDE_TEST_DURATIONS"
 MOST_AGAIN = 3  # failed tests that are run once more
 # What `MACHINE=...` makes of this machine for the lessons.
@@ -224,6 +225,20 @@ def summary(results: Iterable[Result]) -> int:
     return int(not all(result.ok for result in results))
 
 
+def note(results: Iterable[Result], seconds: float) -> None:
+    """Write into docs/benchmarks.md when all lanes were last run, and what failed."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=TESTS, capture_output=True, text=True
+    ).stdout.strip()
+    failed = ", ".join(each.name for each in results if not each.ok)
+    line = (
+        f"The last run of `make test` and the whole `make test-all` was on {date.today()} at commit "
+        f"{commit or 'unknown'}: {seconds / 60:.0f} minutes, failed: {failed or 'none'}."
+    )
+    head = PAGE.read_text().partition("\n## Tests")[0]
+    PAGE.write_text(f"{head}\n## Tests\n\n{line}\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser("lanes.py", description=__doc__.partition("\n")[0])
     parser.add_argument("lanes", nargs="*", help="lanes; those of `make test`")
@@ -246,14 +261,17 @@ def main() -> int:
         if not given.durations:
             raise SystemExit(str(error)) from None
         raise
-    wanted = given.lanes or [lane for lane in lanes if lanes[lane].test != given.parts]
+    wanted = given.lanes or [lane for lane in lanes if given.all or lanes[lane].test]
     results: list[Result] = []
+    begun_s = time.monotonic()
     try:
         for name in choose(wanted, lanes):
             results.append(run_lane(lanes[name]))
     except KeyboardInterrupt:
         summary(results)
         return 130
+    if given.all and not machine:
+        note(results, time.monotonic() - begun_s)
     return summary(results)
 
 
