@@ -31,9 +31,9 @@ def connect(
         ValueError: if `all_ranks` is something else.
     """
     require(all_ranks in (True, False, None), "all_ranks", "be True, False or None", all_ranks)
+    use_onednn()
     if not (measure.launched()[1] > 1 if all_ranks is None else all_ranks):
         return SingleProcess()
-    use_onednn()
     from dlguide.horovod.communicator import HorovodCommunicator
 
     return HorovodCommunicator(recording)
