@@ -49,7 +49,7 @@ def test_loss_is_that_of_the_net_and_the_gradient_its_slope(net, text):
     of_label = np.take_along_axis(logits, windows[:, 1:, None], -1)[..., 0]
     right = float((np.log(np.exp(logits).sum(axis=-1)) - of_label).mean())
     assert net.loss(net.start, windows) == pytest.approx(right, rel=1e-6)
-    assert net.loss(net.start, windows, most=4) == pytest.approx(right, rel=1e-6)
+
     loss, gradient = net.gradient(net.start, windows)
     assert loss == pytest.approx(right, rel=1e-6)
     direction = np.random.default_rng(0).normal(size=len(net.start))
@@ -57,18 +57,11 @@ def test_loss_is_that_of_the_net_and_the_gradient_its_slope(net, text):
     assert (ends[0] - ends[1]) / 2e-6 == pytest.approx(gradient @ direction, rel=1e-4)
 
 
-def test_graph_is_that_of_a_fixed_number_of_windows(net):
-    (windows,) = [each for each in net.graph(3).inputs if each.dtype == "int32"]
-    assert tuple(windows.shape) == (3, lm.LENGTH + 1)
-
-
 def test_a_training_learns_and_repeats_itself(net, text):
     run = lm.train(net, text, 80, 8, 0.01, seed=1)
     assert len(run.train_nats) == 10
     assert run.held_out_nats < net.loss(net.start, text.held_out) - 0.3
     assert lm.train(net, text, 80, 8, 0.01, seed=1).held_out_nats == run.held_out_nats
-    with pytest.raises(ValueError, match=f"`windows` must be at most {len(text.learned)}"):
-        lm.train(net, text, len(text.learned) + 1, 8, 0.01, seed=1)
 
 
 def test_steps_to_a_loss_are_counted_or_refused(net, text):
@@ -76,17 +69,6 @@ def test_steps_to_a_loss_are_counted_or_refused(net, text):
     assert 0 < easy < harder < 60
     assert lm.steps_to(net, text, 0.5, 8, 0.02, 0, most=5) is None
     assert lm.steps_to(net, text, 0.5, 8, 1e200, 0, most=5) is None
-
-
-def test_looks_are_four_percent_apart_and_at_least_one_step():
-    assert [lm.next_look(step) for step in (1, 25, 100, 1000)] == [2, 26, 104, 1040]
-
-
-def test_rate_rises_for_a_tenth_and_falls_to_zero():
-    rates = [lm.rate_at(step, 100, 0.5) for step in range(101)]
-    assert rates[9] == 0.5
-    assert rates[:10] == pytest.approx(np.linspace(0.05, 0.5, 10))
-    assert rates[10:] == pytest.approx(np.linspace(0.5, 0, 91))
 
 
 def test_best_rate_is_the_bottom_of_a_parabola_and_stays_inside():
@@ -97,16 +79,14 @@ def test_best_rate_is_the_bottom_of_a_parabola_and_stays_inside():
     assert lm.best_rate(rates, -np.log(rates)) == pytest.approx(0.016)
 
 
-@pytest.mark.parametrize("lengths", [(1000, 4000), (1000,)])
-def test_rate_plane_goes_through_the_best_rates(text, lengths):
+def test_rate_plane_goes_through_the_best_rates(text):
     def best(width, tokens):
-        longer = (tokens / 1000) ** -0.25 if len(lengths) > 1 else 1
-        return longer * lm.shape(text, width).multiplied ** -0.5
+        return (tokens / 1000) ** -0.25 * lm.shape(text, width).multiplied ** -0.5
 
     rows = [
         {"part": "choice", "width": width, "multiplied": lm.shape(text, width).multiplied,
          "tokens": tokens, "rate": rate, "held_out_nats": np.log(rate / best(width, tokens)) ** 2}
-        for width in (16, 32, 64) for tokens in lengths for rate in (0.001, 0.003, 0.006, 0.012)
+        for width in (16, 32, 64) for tokens in (1000, 4000) for rate in (0.001, 0.003, 0.012)
     ]  # fmt: skip
     rate = lm.rate_plane([*rows, rows[0] | {"part": "result", "held_out_nats": -9.0}])
     for width, tokens in ((32, 1000), (128, 1000), (32, 2000)):

@@ -13,7 +13,6 @@ import pytest
 from dlcourse import large_batches, small_mlp
 from dlguide import models, training
 from dlguide.data import datasets
-from dlguide.data.datasets import Dataset
 from dlguide.training import experiments, optimizers
 
 CONFIG = experiments.ExperimentConfig(
@@ -78,11 +77,18 @@ def test_sharpness_is_the_largest_eigenvalue_of_the_hessian():
     assert found == pytest.approx(largest, rel=0.1)
 
 
-def test_steps_to_a_loss_fall_with_the_batch_and_none_means_never():
-    data: Dataset = datasets.load().first(9728)
-    small, large = (large_batches.steps_to(1.0, b, 0.2, 0, data, 300) for b in (16, 256))
-    assert 0 < large <= small
-    assert large_batches.steps_to(0.01, 16, 0.2, 0, data, 20) is None
+def test_steps_to_a_loss_are_those_after_which_it_is_first_below():
+    data = datasets.load().first(9728)
+    steps = large_batches.steps_to(1.0, 256, 0.2, 0, data, 300)
+    images, losses = data.train_images.reshape(9728, -1), []
+    weights, random = small_mlp.initial_weights(0), np.random.default_rng(1000)
+    for _ in range(steps):
+        part = random.integers(0, 9728, 256)
+        sums = small_mlp.gradients(weights, images[part], data.train_labels[part])
+        weights = [w - 0.2 / 256 * total for w, total in zip(weights, sums, strict=True)]
+        losses.append(large_batches.loss(weights, images[:2000], data.train_labels[:2000]))
+    assert losses[-1] < 1.0 <= min(losses[:-1])
+    assert large_batches.steps_to(1.0, 256, 0.2, 0, data, steps - 1) is None
 
 
 # --- Nyholm's thesis ---

@@ -22,30 +22,18 @@ TIERS = (
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "parts", "tier", "whole"),
+    ("nbytes", "parts", "tier"),
     [
-        (42e9, False, "memory", True),  # the guide: ImageNet at 42 GB fits
-        (138e9, False, "NVMe", True),
-        (138e9, True, "memory", False),
-        (10e12, False, "burst buffer", True),
-        (10e12, True, "NVMe", False),
-        (100e12, False, "Lustre", True),
+        (42e9, False, "memory"),  # the guide: ImageNet at 42 GB fits
+        (138e9, False, "NVMe"),
+        (138e9, True, "memory"),
+        (10e12, False, "burst buffer"),
+        (10e12, True, "NVMe"),
+        (100e12, False, "Lustre"),
     ],
 )
-def test_a_data_set_goes_to_the_quickest_storage_with_room(nbytes, parts, tier, whole):
-    found = placement.place(nbytes, TIERS, nodes=8, parts=parts)
-    assert found.tier == tier
-    assert ("from peers" in str(found)) != whole
-    assert f"Put it on: {tier}." in str(found)
-
-
-def test_what_fits_nowhere_is_said():
-    with pytest.raises(ValueError, match=r"the 1 PB of Lustre, got 2 PB.*`parts=True`"):
-        placement.place(2e15, TIERS, nodes=8)
-    # 8 nodes have 16 TB of NVMe together, which is more than a burst buffer of 10 TB
-    few = (Tier("burst buffer", 10e12, False, 200e-6), TIERS[-1])
-    with pytest.raises(ValueError, match=r"the 16 TB of NVMe, got 20 TB\. .* samples\.$"):
-        placement.place(20e12, few, nodes=8, parts=True)
+def test_a_data_set_goes_to_the_quickest_storage_with_room(nbytes, parts, tier):
+    assert placement.place(nbytes, TIERS, nodes=8, parts=parts).tier == tier
 
 
 def test_the_published_table_is_read_and_its_wrong_rows_marked():
@@ -83,30 +71,13 @@ def test_stripe_count_keeps_all_targets_busy_and_no_file_on_more_than_needed(
     assert found.line == f"lfs setstripe -c {count} -S 1M /scratch/imagenet"
 
 
-def test_no_file_goes_over_more_targets_than_lustre_allows():
-    found = placement.striping(1e15, 1, 4000, 33e3, "/data")
-    assert " -c 2000 " in found.line
-    assert "2000 targets" in str(found)
-
-
-def test_packing_is_advised_where_every_sample_is_a_file_and_only_there():
-    advice = "Pack the samples first"
-    assert advice in str(placement.striping(33e3, 1_280_000, 100, 33e3, "/data"))
-    assert advice in str(placement.striping(30e6, 10_000, 100, 30e6, "/data"))
-    # eight samples of 30 MB fit into a file, and the file into one stripe of 256 MiB
-    assert advice not in str(placement.striping(240e6, 1000, 100, 30e6, "/data"))
-    assert advice not in str(placement.striping(41e6, 1024, 100, 33e3, "/data"))
-
-
 def test_stripes_are_large_enough_for_the_samples():
     for sample_nbytes in (1e3, 110e3, 1e6, 30e6):
         found = placement.striping(1e12, 1, 100, sample_nbytes, "/data")
         stripe = int(re.search(r"-S (\d+)M ", found.line)[1]) << 20
         assert stripe < 1 << 32
         # of all offsets of a stripe, those from which a sample reaches over its end
-        crossing = (sample_nbytes - 1) / stripe
-        assert crossing <= 1 / 8
-        assert f"{100 * crossing:.1f} % of the samples" in str(found)
+        assert (sample_nbytes - 1) / stripe <= 1 / 8
 
 
 # --- peers -------------------------------------------------------------------------------------
@@ -152,14 +123,6 @@ def test_bytes_through_each_place_by_hand():
             )
 
 
-def test_opens_of_many_small_files_by_hand():
-    found = placement.copy_seconds(1.0, 4, 1e9, 1e9, 1e9, 300, 50.0, client_opens_per_s=20.0)
-    # four nodes get 50 opens/s together, one node alone 20
-    assert list(found.values()) == pytest.approx([4 * 300 / 50, 300 / 20, 300 / 50])
-    packed = placement.copy_seconds(100.0, 4, 1.0, 1.0, 1.0, 1, 50.0, client_opens_per_s=20.0)
-    assert packed == placement.copy_seconds(100.0, 4, 1.0, 1.0, 1.0)
-
-
 @pytest.mark.parametrize("copy_s", [0.0, 0.5, 10.0, 12.0, 100.0])
 @pytest.mark.parametrize(("shared_s", "local_s"), [(4.0, 1.0), (1.5, 1.0), (2.0, 0.5)])
 def test_from_the_epochs_to_pay_on_the_copy_is_quicker_and_not_before(copy_s, shared_s, local_s):
@@ -171,5 +134,3 @@ def test_from_the_epochs_to_pay_on_the_copy_is_quicker_and_not_before(copy_s, sh
 def test_a_copy_that_is_not_quicker_never_pays():
     assert placement.epochs_to_pay(1.0, 2.0, 2.0) == math.inf
     assert placement.epochs_to_pay(0.0, 2.0, 3.0) == math.inf
-    with pytest.raises(ValueError, match="`copy_s` must be at least 0, got nan"):
-        placement.epochs_to_pay(math.nan, 2.0, 1.0)

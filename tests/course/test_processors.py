@@ -3,9 +3,7 @@
 Tests dlcourse.processors.
 """
 
-import json
 import re
-from dataclasses import asdict
 
 import pytest
 
@@ -23,7 +21,6 @@ TABLE_1 = {
     "AMD EPYC 7601 (socket)": (1.1, 0.56, 2000, 159),
 }
 KINDS = {"asic", "cpu", "fpga", "gpu", "ipu", "manycore", "tpu"}
-MODERN = ("A100", "H100", "H200", "B200", "MI300X", "6980P", "EPYC 9965", "Grace")
 
 
 def test_table_1_of_the_guide_stands_as_printed():
@@ -32,23 +29,13 @@ def test_table_1_of_the_guide_stands_as_printed():
     assert {row["name"]: tuple(row[column] for column in columns) for row in rows} == TABLE_1
 
 
-@pytest.mark.parametrize("name", MODERN)
-def test_today_s_processors_are_there_with_memory_and_peak(name):
-    each = processors.find(name)
-    assert each.year >= 2020
-    assert each.source
-    assert each.memory_bytes > 0
-    assert each.bytes_per_s > 0
-    assert each.flops_per_s["float32"] > 0
-
-
 def test_every_row_has_a_known_kind_a_year_and_a_source():
     found = processors.select()
     assert {each.kind for each in found} == KINDS
     for each in found:
         assert 2010 <= each.year <= 2026
         assert each.source
-        json.dumps(asdict(each))
+        assert each.memory_bytes > 0
     assert len({each.name for each in found}) == len(found)
 
 
@@ -68,19 +55,6 @@ def test_figures_that_were_computed_agree_with_their_formula():
         each = processors.find(name)
         assert "computed" in each.note
         assert each.flops_per_s["float32"] == pytest.approx(flops_per_s, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("Xeon", r"`name` must fit one processor only, got 'Xeon'\. There are: Intel Xeon"),
-        ("Pentium", r"`name` must be in the catalogue, got 'Pentium'\. There are: NVIDIA K40"),
-        (" ", r"`name` must be a text"),
-    ],
-)
-def test_a_name_that_is_not_one_processor_lists_them(name, text):
-    with pytest.raises(ValueError, match=text):
-        processors.find(name)
 
 
 # --- choosing ----------------------------------------------------------------------------------
@@ -120,27 +94,3 @@ def test_data_that_do_not_fit_must_come_through_the_link(samples, text):
     (choice,) = processors.choose(10**6, samples, {"P100": 4})
     # 10^7 images x 150528 bytes / 15.75e9 bytes/s
     assert any(re.search(text, reason) for reason in choice.reasons)
-
-
-def test_the_guide_s_outdated_sentence_is_named_where_it_matters():
-    choices = processors.choose(10**6, 1000, {"6980P": 2, "8180": 2})
-    told = {each.name: " ".join(each.reasons) for each in choices}
-    assert "The guide (4.3)" in told["Intel Xeon 6980P (socket)"]
-    assert "The guide" not in told["Intel Xeon Scalable 8180 (socket)"]
-    assert str(choices[0]).count("\n") == len(choices[0].reasons)
-
-
-@pytest.mark.parametrize(
-    ("harm", "text"),
-    [
-        ({"parameters": 0}, r"`parameters` must be a whole number of at least 1, got 0"),
-        ({"samples": 1.5}, r"`samples` must be a whole number"),
-        ({"available": {}}, r"`available` must name at least one processor"),
-        ({"available": {"P100": 0}}, r"`available\['P100'\]` must be a whole number"),
-        ({"available": {"P1000": 1}}, r"`name` must be in the catalogue, got .P1000."),
-    ],
-)
-def test_bad_input_is_named(harm, text):
-    good = {"parameters": 10**6, "samples": 1000, "available": {"P100": 1}}
-    with pytest.raises(ValueError, match=text):
-        processors.choose(**{**good, **harm})

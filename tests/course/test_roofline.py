@@ -15,16 +15,6 @@ from dlcourse import roofline
 from dlcourse.roofline import Roof
 from dlguide import machine
 
-ROOF = Roof(
-    processor="Some Processor",
-    threads=2,
-    flops_per_s={"float32": 2e11, "int8": 8e11},
-    bytes_per_s=4e10,
-    median_per_s={"float32": 1.9e11, "int8": 8e11, "memory": 3.9e10},
-    how={"float32": "a", "int8": "b", "memory": "c"},
-    missing={"bfloat16": "this processor multiplies no bfloat16"},
-)
-
 
 @pytest.mark.parametrize(
     ("cores", "clock_hz", "lane_bits", "tflops"),
@@ -39,19 +29,6 @@ ROOF = Roof(
 def test_predicted_peak_is_that_of_the_guide_s_table_1(cores, clock_hz, lane_bits, tflops):
     predicted = roofline.predict(cores, clock_hz, lane_bits)
     assert predicted / 1e12 == pytest.approx(tflops, rel=0.03)
-
-
-@pytest.mark.parametrize(
-    ("flops", "nbytes", "bound", "attainable"),
-    [(1e9, 1e9, "memory", 4e10), (1e9, 2e8, "compute", 2e11), (1e12, 1e9, "compute", 2e11)],
-)
-def test_place_is_the_lower_of_slope_and_peak(flops, nbytes, bound, attainable):
-    placed = roofline.place(ROOF, "x", flops, nbytes, seconds=1.0)
-    assert placed.intensity == flops / nbytes
-    assert (placed.bound, placed.attainable_flops_per_s) == (bound, attainable)
-    assert placed.seconds == flops / attainable
-    assert placed.measured_flops_per_s == flops
-    assert roofline.place(ROOF, "x", flops, nbytes).measured_flops_per_s is None
 
 
 def test_measure_here_finds_what_the_processor_has_and_loads_nothing_into_the_caller():
@@ -100,19 +77,6 @@ def test_a_machine_without_bf16_and_vnni_says_so_and_goes_on(monkeypatch):
     assert "without VNNI" in roof.how["int8"]
     assert asked["floats"]["bfloat16"] is False
     assert asked["floats"]["cpus"] == [0, 1]
-
-
-def test_one_thread_a_core_is_measured_also_with_hyperthreads(monkeypatch):
-    monkeypatch.setattr(roofline, "describe", lambda: fake(4, threads=2, quota=2.5))
-    jobs = []
-
-    def answer(module, part, job, limit_s):
-        jobs.append(job)
-        return rate("memory") | rate("float32"), ""
-
-    monkeypatch.setattr(roofline.limits, "ask", answer)
-    assert roofline.measure(1.0).threads == 2
-    assert jobs[0]["cpus"] == [0, 1]
 
 
 def test_a_part_that_fails_is_missing_with_its_reason(monkeypatch):

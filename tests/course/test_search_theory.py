@@ -57,15 +57,6 @@ def test_least_error_is_that_of_drawn_nets(error, trials):
     assert came == pytest.approx(drawn.mean(), abs=5 * drawn.std() / math.sqrt(4000) + 1e-9)
 
 
-def test_least_error_of_one_net_is_its_own_and_falls_with_more():
-    assert search_theory.expected_least_error(0.15, 500, 1) == pytest.approx(0.15)
-    falls = [search_theory.expected_least_error(0.15, 500, trials) for trials in (1, 2, 8, 64)]
-    assert falls == sorted(falls, reverse=True)
-    assert [search_theory.expected_least_error(each, 9, 4) for each in (0, 1)] == [0.0, 1.0]
-    with pytest.raises(ValueError, match="`error` must be a share from 0 to 1"):
-        search_theory.expected_least_error(2, 9, 4)
-
-
 class InOrder:
     """Hands out tasks in their order, and remembers which have ended."""
 
