@@ -30,39 +30,40 @@ def slow_messages(mbytes_per_s, nbytes):
 
 def test_a_link_is_as_slow_as_asked_and_names_the_receiver(tmp_path):
     everyone = on_ranks(4, slow_messages, tmp_path, mbytes_per_s=10, nbytes=400_000)
-    for rank, ((fast_s, fast), (slow_s, slow)) in enumerate(everyone):
-        # half of the array in each message, which takes 20 ms
+    for rank, ((_, fast), (slow_s, slow)) in enumerate(everyone):
+        # half of the array in each message, which takes at least 20 ms
         assert fast == slow == [[(rank + 2) % 4, 200_000]] * 5
         assert slow_s > 0.018
-        assert slow_s - fast_s < 0.1  # four ranks may share two cores with others
 
 
-def sharded_steps(prefetch, device_s):
+def sharded_steps(prefetch):
     from mpi4py import MPI
 
     from dlcourse import sharded
 
     options = {"steps": 5, "width": 16, "depth": 3, "samples": 8}
-    return sharded.timed_steps(MPI.COMM_WORLD, 1e6, prefetch, device_s, **options)
+    return sharded.timed_steps(MPI.COMM_WORLD, 1e6, prefetch, 0.02, **options)
 
 
 @pytest.mark.parametrize("prefetch", [False, True])
-@pytest.mark.parametrize("device_s", [0.0, 0.01])
-def test_times_of_a_step_have_each_part_as_often_as_stage_3_does_it(tmp_path, prefetch, device_s):
-    for steps in on_ranks(2, sharded_steps, tmp_path, prefetch=prefetch, device_s=device_s):
+def test_a_step_has_the_parts_of_stage_3_and_only_prefetching_gathers_beside_them(
+    tmp_path, prefetch
+):
+    for steps in on_ranks(2, sharded_steps, tmp_path, prefetch=prefetch):
         assert len(steps) == 5
-        waited = [step["waited_s"] / step["gather_s"] for step in steps]
-        assert min(waited) <= 1.5  # other programs may disturb some of these few milliseconds
-        if device_s:  # half of a layer of 1088 bytes at 1e6 bytes/s takes less than computing
-            assert min(waited) < 0.7 if prefetch else np.median(waited) > 0.7
         for step in steps:
-            kinds = [kind for kind, _, _ in step["times"]]
+            spans = {}
+            for kind, start_s, end_s in step["times"]:
+                spans.setdefault(kind, []).append((start_s, end_s))
             parts = ("forward", "backward", "gather", "reduce-scatter")
-            assert [kinds.count(kind) for kind in parts] == [3, 3, 6, 3]
-            assert all(0 <= a <= b <= step["step_s"] for _, a, b in step["times"])
-            if device_s:
-                spans = [b - a for kind, a, b in step["times"] if kind == "backward"]
-                assert min(spans) >= 2 * device_s
+            assert [len(spans[kind]) for kind in parts] == [3, 3, 6, 3]
+            beside = [
+                gather
+                for gather in spans["gather"]
+                for layer in spans["forward"] + spans["backward"]
+                if gather[0] < layer[1] and layer[0] < gather[1]
+            ]
+            assert bool(beside) == prefetch
 
 
 def test_sizes_are_those_of_the_arrays():
