@@ -76,12 +76,3 @@ def test_the_names_of_the_package_are_those_of_its_subpackages():
         machine.threads.plan,
     )
     assert set(dlguide.__all__) <= set(dir(dlguide))
-
-
-def test_unknown_name_lists_the_known_ones():
-    done = subprocess.run(
-        [sys.executable, "-c", "import dlguide; dlguide.attic"], capture_output=True, text=True
-    )
-    assert done.returncode != 0
-    assert "'attic'" in done.stderr
-    assert "machine" in done.stderr

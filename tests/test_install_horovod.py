@@ -46,12 +46,6 @@ def cache_by_xdg(monkeypatch):
     monkeypatch.delenv("DLGUIDE_CACHE", raising=False)
 
 
-def test_mpicc_is_the_environments_own():
-    assert install_horovod.find_mpicc() == BIN / "mpicc"
-    assert install_horovod.in_this_environment(BIN / "mpicc")
-    assert not install_horovod.in_this_environment(Path("/usr/bin/mpicc"))
-
-
 def without_mpicc(patch, tmp_path):
     patch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
 
@@ -138,29 +132,6 @@ def test_empty_cache_builds_and_full_cache_does_not(cache):
     assert notes == ["build", "install", "install"]
 
 
-def test_wheels_with_and_without_pytorch_are_kept_apart(cache, monkeypatch):
-    folder, notes = cache
-    install_horovod.install()
-    version = install_horovod.installed_version
-    monkeypatch.setattr(
-        install_horovod,
-        "installed_version",
-        lambda name: "9.8" if name == "torch" else version(name),
-    )
-    own = install_horovod.install(pytorch=True).parent
-    assert "-torch9.8-" in own.name
-    assert install_horovod.install(pytorch=True).parent == own
-    assert install_horovod.install().parent == folder
-    assert notes == ["build", "install", "build", "install", "install", "install"]
-
-
-def test_force_builds_again(cache):
-    folder, notes = cache
-    wheel(folder)
-    install_horovod.install(force=True)
-    assert notes == ["build", "install"]
-
-
 def test_damaged_wheel_is_not_used(cache):
     folder, notes = cache
     path = wheel(folder)
@@ -220,18 +191,6 @@ def test_source_that_is_not_the_published_one_is_not_unpacked(tmp_path):
     with pytest.raises(RuntimeError, match=r"has SHA-256 [0-9a-f]{64}, expected 92a43f5a"):
         install_horovod._unpack(archive)
     assert list(tmp_path.iterdir()) == [archive]
-
-
-def test_build_takes_the_named_mpi_and_its_own_tools_first(tmp_path):
-    env = install_horovod._build_environment(Path("/opt/mpi/bin/mpicc"), tmp_path)
-    assert env["PATH"].startswith(f"/opt/mpi/bin:{tmp_path}/bin:")
-    assert env["PYTHONPATH"] == str(tmp_path)
-    assert env["HOROVOD_WITH_MPI"] == env["HOROVOD_WITHOUT_PYTORCH"] == "1"
-    assert "ORIGIN" not in env.get("LDFLAGS", "")
-    own = install_horovod._build_environment(BIN / "mpicc", tmp_path, pytorch=True)
-    assert own["HOROVOD_WITH_PYTORCH"] == own["HOROVOD_WITH_GLOO"] == "1"
-    assert "HOROVOD_WITHOUT_PYTORCH" not in own
-    assert own["LDFLAGS"] == "-Wl,-rpath,$ORIGIN/../../../.."
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ pytestmark = pytest.mark.timeout(400)
 
 
 def start(program, ranks, folder, steps=STEPS):
-    words = ["--steps", steps, "--checkpoint", folder / "kept", "--record", folder / "told.json"]
+    words = ["--steps", steps, "--checkpoint", folder / "kept", "--record", folder / "record.json"]
     command = [sys.executable, "-m", "dlguide.cli", "run", "--ranks", ranks, FOLDER / program]
     done = commands.run([*command, *words], timeout_s=180)
     assert done.ok, done.tail()
-    return json.loads((folder / "told.json").read_text()), done.output
+    return json.loads((folder / "record.json").read_text()), done.output
 
 
 @pytest.mark.parametrize(("program", "ranks"), [("cnn_mnist.py", 1), ("cnn_mnist_hvd.py", 2)])
@@ -31,7 +31,6 @@ def test_program_trains_once_and_announces_a_finished_training(program, ranks, t
     assert "FINISHED" not in output
     assert (first["ranks"], first["steps"]) == (ranks, STEPS // ranks)
     assert first["accuracy"] > 0.4  # guessing gives 0.1
-    assert first["images_per_s"] > 0
     # one rank finds it finished too, whatever number of ranks has trained
     again, output = start(program, 1, tmp_path)
     assert output.count("FINISHED: nothing is trained") == 1
@@ -55,23 +54,12 @@ runpy.run_path({program!r}, run_name="__main__")
 @pytest.mark.parametrize(
     ("program", "ranks"), [("cnn_mnist_hvd.py", 2), *long(("cnn_mnist.py", 1))]
 )
-def test_steps_beyond_the_end_of_the_images_are_taken_not_only_told(program, ranks, tmp_path):
+def test_steps_beyond_the_end_of_the_images_are_taken(program, ranks, tmp_path):
     script = tmp_path / "few.py"
     script.write_text(FEW.format(program=str(FOLDER / program)))
-    told, _ = start(script, ranks, tmp_path, steps=16 * ranks)  # 12 / ranks of them in an epoch
-    assert told["steps"] == 16
+    record, _ = start(script, ranks, tmp_path, steps=16 * ranks)  # 12 / ranks of them in an epoch
+    assert record["steps"] == 16
     kept = checkpoint.latest(tmp_path / "kept")
     arrays = checkpoint.read(kept)[1]
     assert checkpoint.read(kept)[0].step == 16 * ranks * 50
     assert any(array.shape == () and int(array) == 16 for array in arrays)  # its own count
-
-
-def test_horovod_program_differs_by_few_lines():
-    from dlcourse.pictures import difference
-
-    found = difference(*((FOLDER / f"cnn_mnist{end}.py").read_text() for end in ("", "_hvd")))
-    assert 8 <= found.count("+") <= 25
-    new = "\n".join(text for mark, text in found.lines if mark == "+")
-    words = ("hvd.init()", "hvd.rank() == 0", "// hvd.size()", "* hvd.size()")
-    for word in (*words, "hvd.DistributedOptimizer(", "hvd.broadcast_variables("):
-        assert word in new

@@ -337,16 +337,6 @@ def test_ended_setup_leaves_nothing_behind(clone, tmp_path, how):
     assert os.listdir(tmp_path / "tmp") == []
 
 
-def test_watched_step_that_fails_in_a_finished_environment_keeps_it(clone):
-    stamped(clone)
-    command = [sys.executable, "-I", clone / ".ci" / "watched", ".venv", "sh", "-c", "exit 5"]
-    assert subprocess.run(command, cwd=clone).returncode == 5
-    assert sorted(os.listdir(clone / ".venv")) == ["bin", "horovod", "packages"]
-    command.insert(3, "--remove")
-    assert subprocess.run(command, cwd=clone).returncode == 5
-    assert not (clone / ".venv").exists()
-
-
 def test_help_lists_every_command(clone):
     done = make(clone)
     assert done.returncode == 0

@@ -188,13 +188,6 @@ def test_package_that_cannot_be_had_leaves_the_old_wheelhouse(sources, tmp_path,
     assert not list(tmp_path.glob(".wheelhouse-*"))
 
 
-def test_too_little_room_is_reported_before_the_download(sources, tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10, 9, 10**8))
-    with pytest.raises(ValueError, match=r"room for 2000\.0 MB.* with 100\.0 MB free"):
-        wheelhouse.fill(tmp_path / "wheels")
-    assert not (tmp_path / "wheels").exists()
-
-
 # --- Horovod from one --------------------------------------------------------------------------
 
 
@@ -293,30 +286,11 @@ def test_setup_takes_everything_from_the_wheelhouse_with_the_network_cut(clone, 
     assert "Looking in indexes" not in done.stdout
     assert f"packages from {small}" in done.stdout
     assert (clone / ".venv" / "horovod").exists()
-
-
-def damaged(folder):
-    (folder / "tiny-1.0-py3-none-any.whl").write_bytes(b"PK")
-
-
-def of_another_python(folder):
-    describe(folder, **wheelhouse.this_machine() | {"python": "3.99"})
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (damaged, "tiny-1.0-py3-none-any.whl is damaged: its SHA-256"),
-        (of_another_python, "This wheelhouse is for Python 3.99"),
-    ],
-)
-def test_setup_from_a_wheelhouse_that_does_not_fit_stops_before_anything_is_made(
-    clone, small, spoil, message
-):
-    spoil(small)
+    shutil.rmtree(clone / ".venv")
+    (small / "tiny-1.0-py3-none-any.whl").write_bytes(b"PK")
     done = setup(clone, small)
     assert done.returncode != 0
-    assert message in done.stderr
+    assert "tiny-1.0-py3-none-any.whl is damaged: its SHA-256" in done.stderr
     assert not (clone / ".venv").exists()
 
 

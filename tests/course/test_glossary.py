@@ -15,12 +15,6 @@ def plain(text):
     return re.sub(r"[\s_*-]+", " ", text).lower()
 
 
-def test_terms_are_sorted_and_unique():
-    terms = [plain(term) for term, _, _ in ROWS]
-    assert len(terms) > 50
-    assert terms == sorted(set(terms))
-
-
 @pytest.mark.parametrize(("term", "lesson"), [(term, lesson) for term, _, lesson in ROWS])
 def test_the_lesson_has_the_term(term, lesson):
     (path,) = NOTEBOOKS.glob(f"{lesson}_*.ipynb")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
@@ -135,44 +134,9 @@ ERROR = {"output_type": "error", "ename": "E", "evalue": "", "traceback": []}
         (notebook([], []), ""),
     ],
 )
-def test_state_of_a_lesson_is_said(ran, words):
-    said = build_site.state(notebook([], []), ran)
-    assert (words in said) if words else said == ""
-
-
-def test_damaged_run_is_left_out(tmp_path, monkeypatch, capsys):
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "notebooks").mkdir()
-    (tmp_path / "extra" / "notebooks").mkdir(parents=True)
-    path = ROOT / "notebooks" / f"{LESSONS[0]}.ipynb"
-    (tmp_path / "runs" / path.name).write_text('{"cells": [')
-    monkeypatch.setattr(build_site, "RUNS", tmp_path / "runs")
-    build_site.stage_lesson(path, tmp_path)
-    assert "damaged" in capsys.readouterr().err
-    shown = json.loads((tmp_path / "notebooks" / path.name).read_text())
-    assert "has not run" in shown["cells"][0]["source"]
-
-
-def test_fault_of_sphinx_leaves_the_old_site(tmp_path):
-    spoilt = """
-import sys
-sys.path.insert(0, "docs")
-import build
-from pathlib import Path
-TEXT = "# A\\n\\n[b](no.md)"
-build.prepare = lambda stage: stage.mkdir() or (stage / "index.md").write_text(TEXT)
-build.build(Path(sys.argv[1]))
-"""
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "index.html").write_text("old")
-    done = subprocess.run(
-        [sys.executable, "-c", spoilt, str(tmp_path / "site")],
-        cwd=ROOT, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode != 0
-    assert "no.md" in done.stderr
-    assert (tmp_path / "site" / "index.html").read_text() == "old"
-    assert os.listdir(tmp_path) == ["site"]
+def test_state_of_a_lesson_is_reported(ran, words):
+    state = build_site.state(notebook([], []), ran)
+    assert (words in state) if words else state == ""
 
 
 # --- publishing ----------------------------------------------------------------------------------
@@ -191,14 +155,6 @@ def test_workflow_and_container_name_commands_that_exist():
     assert artifact["with"]["path"] == "build/site"
     assert workflow["permissions"] == {"contents": "read", "pages": "write", "id-token": "write"}
     assert "secrets" not in json.dumps(workflow)
-
-
-def test_front_page_is_short_and_its_figures_are_small():
-    text = (ROOT / "README.md").read_text()
-    assert text.count("\n") <= 150
-    figures = re.findall(r"!\[[^\]]+\]\((docs/figures/[^)]+)\)", text)
-    assert 4 <= len(figures) <= 6
-    assert sum((ROOT / name).stat().st_size for name in figures) < 400_000
 
 
 # --- in a browser --------------------------------------------------------------------------------
