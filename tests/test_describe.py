@@ -232,6 +232,27 @@ def test_a_machine_s_file_reads_back_equal(tmp_path):
         again = Machine.from_file(tmp_path / "machine.json")
         assert again == found
         assert hash(again) == hash(found)
+        assert again.onednn == found.onednn != ""
+
+
+def test_a_file_without_onednn_is_read(tmp_path):
+    found = describe(tree(tmp_path), range(2))
+    plain = json.loads(json.dumps(asdict(found)))
+    del plain["onednn"]
+    (tmp_path / "older.json").write_text(json.dumps(plain))
+    assert Machine.from_file(tmp_path / "older.json") == found
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ("avx avx2 fma avx512_vnni", "oneDNN on: TensorFlow's default on this processor"),
+        ("avx avx2 fma", "oneDNN on: TensorFlow leaves it off on this processor, dlguide switches"),
+        ("avx", "oneDNN off: TensorFlow's default on this processor"),
+    ],
+)
+def test_summary_says_whether_tensorflow_computes_with_onednn(tmp_path, flags, text):
+    assert f"  {text}" in describe(tree(tmp_path, flags=flags), range(2)).summary()
 
 
 def put(path, value):
@@ -258,6 +279,7 @@ NONSENSE = {
     "no core": (put(["physical_cores"], 0), r"at physical_cores: expected 8, .* got 0"),
     "truth value": (put(["numa_nodes"], True), r"at numa_nodes: .* got True"),
     "no quota": (put(["quota_cores"], 0), r"at quota_cores: .*null for no limit, got 0"),
+    "oneDNN": (put(["onednn"], 5), r"at onednn: expected a text, got 5"),
     "simd": (put(["simd", 1], 5), r"at simd\[1\]: expected a text, got 5"),
     "no list": (put(["gpus"], "P100"), r"at gpus: expected a list of texts, got 'P100'"),
     "cache": (put(["caches", "L2"], -1), r"at caches\.L2: expected a size in bytes, got -1"),

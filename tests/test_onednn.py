@@ -128,17 +128,18 @@ PROGRAM = """
 import numpy as np, tensorflow as tf
 x = tf.constant(np.ones((2, 8, 8, 16), "float32"))
 w = tf.constant(np.ones((3, 3, 16, 16), "float32"))
+from tensorflow.python.util import _pywrap_util_port
+print("oneDNN", _pywrap_util_port.IsMklEnabled())
 print("== one convolution")
 print(float(tf.reduce_sum(tf.nn.conv2d(x, w, 1, "VALID"))))
 """
 
 
 def test_real_convolution_is_found_in_the_log_of_this_tensorflow():
-    from tensorflow.python.util import _pywrap_util_port
-
-    if not _pywrap_util_port.IsMklEnabled():
+    # it has oneDNN on every processor, also where its default or the environment leaves it off
+    log = onednn.run_verbose(PROGRAM, 120, env={"TF_ENABLE_ONEDNN_OPTS": "1"})
+    if "oneDNN True" not in log.others:
         pytest.skip("this TensorFlow has no oneDNN")
-    log = onednn.run_verbose(PROGRAM, 120)
     assert log.damaged == ()
     assert int(log.version.split(".")[0]) >= 3
     (conv,) = [p for p in log.part("one convolution").primitives if p.kind == "convolution"]
@@ -152,6 +153,16 @@ def test_program_that_fails_is_told_with_its_last_lines():
         onednn.run_verbose("import time; time.sleep(60)", 0.5)
     with pytest.raises(ValueError, match="`program` must be a text"):
         onednn.run_verbose(" ")
+
+
+@pytest.mark.parametrize("value", [None, "0"])
+def test_listening_switches_onednn_on_unless_the_user_has_decided(value, monkeypatch):
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "")
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS")
+    if value is not None:
+        monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", value)
+    log = onednn.run_verbose("import os; print(os.environ['TF_ENABLE_ONEDNN_OPTS'])", 60)
+    assert log.others == (value or "1",)
 
 
 def test_listening_changes_nothing_in_this_process(monkeypatch):

@@ -197,7 +197,7 @@ IN_PROCESS = {
     "connect": ("from dlguide import training\ntraining.connect(False)", "1"),
     "the course": ("import dlcourse", "1"),
     "import": (
-        "import dlguide\nfor name in dlguide.__all__: getattr(dlguide, name)\n"
+        "import dlguide\nfor name in {*dlguide.__all__} - {'horovod'}: getattr(dlguide, name)\n"
         "from dlguide.machine import threads\nprint(dlguide.describe_machine(), threads.plan())",
         None,
     ),
@@ -292,6 +292,6 @@ def test_training_with_and_without_it_agrees(tmp_path):
     assert results["1"][0] is None
     if not results["1"][1]:
         pytest.skip("this TensorFlow has no oneDNN")
-    assert results["0"][2] == pytest.approx(results["1"][2], rel=1e-4)
+    assert results["0"][2] == pytest.approx(results["1"][2], rel=1e-5)
     for plain, fast in zip(weights["0"], weights["1"], strict=True):
-        np.testing.assert_allclose(plain, fast, atol=1e-3)
+        np.testing.assert_allclose(plain, fast, rtol=0, atol=1e-5)

@@ -278,7 +278,9 @@ def _check(plain: Any, source: str) -> None:
     for key in ("simd", "gpus"):
         for at, value in enumerate(plain[key]):
             _expect(isinstance(value, str), source, f"{key}[{at}]", "a text", value)
-    _expect(isinstance(plain.get("onednn", ""), str), source, "onednn", "a text", plain)
+    _expect(
+        isinstance(plain.get("onednn", ""), str), source, "onednn", "a text", plain.get("onednn")
+    )
     for name, size in plain["caches"].items():
         _expect(_whole(size, 1), source, f"caches.{name}", "a size in bytes", size)
     seen = set()
