@@ -80,33 +80,6 @@ def test_damaged_and_missing_files_are_named_with_the_way_to_restore_them(copy, 
         datasets.load("mnist", copy)
 
 
-def test_bytes_of_another_shape_or_kind_are_refused(tmp_path):
-    # what a wrong checksum in the code would let through
-    from hashlib import sha256
-
-    from dlguide.data.datasets import Original, _read_idx
-
-    def read(path, content, shape):
-        file = Original(path.name, sha256(content).hexdigest(), len(content), shape)
-        return _read_idx(path, file, "mnist")
-
-    def refuses(content, shape, pattern):
-        path = tmp_path / "file.gz"
-        path.write_bytes(content)
-        with pytest.raises(DataError, match=pattern):
-            read(path, content, shape)
-
-    good = bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 8, 9])
-    packed = gzip.compress(good)
-    (tmp_path / "good.gz").write_bytes(packed)
-    assert read(tmp_path / "good.gz", packed, (3,)).tolist() == [7, 8, 9]
-    refuses(gzip.compress(good), (4,), r"does not hold bytes of shape \(4,\)")
-    refuses(gzip.compress(good[:-1]), (3,), r"does not hold bytes of shape \(3,\)")
-    refuses(gzip.compress(b"\0\0\x0d" + good[3:]), (3,), "does not hold bytes")
-    refuses(gzip.compress(good)[:-9], (3,), "cannot be unpacked")
-    refuses(good, (3,), "cannot be unpacked")
-
-
 @st.composite
 def epochs(draw):
     """Draw the arguments of one epoch: any size, ranks and batch that fit together."""

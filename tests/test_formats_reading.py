@@ -29,13 +29,6 @@ def test_a_pass_gives_every_record_once_and_in_order(kind, tmp_path):
         assert records == [dataset.stored(number) for number in range(len(SIZES))]
 
 
-def test_a_pass_over_several_files_opens_each_once(tmp_path):
-    with formats.open(written(tmp_path, "tfrecord", shard_samples=10)) as dataset:
-        before = dataset.opens
-        assert sum(1 for _ in dataset.records()) == len(SIZES)
-        assert dataset.opens - before == len(dataset.data) == 7
-
-
 @pytest.mark.parametrize("kind", FRAMINGS)
 @pytest.mark.parametrize("moved", [-(2**40), -1, 1, 2**40])
 def test_an_index_that_is_not_where_the_records_are_is_damage(kind, moved, tmp_path):

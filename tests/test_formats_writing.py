@@ -53,29 +53,6 @@ def test_a_full_disk_is_an_os_error_and_leaves_nothing_not_even_a_crash_at_the_e
     assert str(tmp_path / "set") in done.stderr or str(tmp_path / ".set") in done.stderr
 
 
-class FirstError(Exception):
-    """What went wrong first."""
-
-
-def fail(*_, **__):
-    raise FirstError
-
-
-@pytest.mark.parametrize("kind", formats.KINDS)
-def test_what_goes_wrong_at_the_beginning_is_the_error_that_is_raised(kind, tmp_path, monkeypatch):
-    module = "folder_format" if kind == "folder" else "records"
-    begins = {"hdf5": "h5py.File", "lmdb": "lmdb.open"}
-    begins = begins.get(kind, f"dlguide.data.formats.{module}.open")
-    for target in (begins, "dlguide.data.formats.writer.open"):  # the latter opens the index
-        with monkeypatch.context() as patch:
-            patch.setattr(target, fail, raising=not target.endswith(".open") or "lmdb" in target)
-            with pytest.raises(FirstError):
-                formats.create(tmp_path / "set", kind)
-        assert os.listdir(tmp_path) == []
-    write(tmp_path / "set", kind)
-    assert os.listdir(tmp_path) == ["set"]
-
-
 # --- another writer ----------------------------------------------------------------------------
 
 WRITER = """
