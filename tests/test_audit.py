@@ -144,16 +144,8 @@ def unscaled(ranks):
     return everywhere(sound(ranks), learning_rate=0.1)
 
 
-def twice_scaled(ranks):
-    return everywhere(sound(ranks), learning_rate=0.1 * ranks**2)
-
-
 def adam_times_ranks(ranks):
     return everywhere(sound(ranks), optimizer="adam")
-
-
-def rates_apart(ranks):
-    return changed(sound(ranks), ranks - 1, learning_rate=0.3001)
 
 
 def other_order_of_calls(ranks):
@@ -175,9 +167,7 @@ PLANTED = {
     equal_seeds: "seeds",
     unequal_seeds: "seeds",
     unscaled: "learning rate",
-    twice_scaled: "learning rate",
     adam_times_ranks: "learning rate",
-    rates_apart: "learning rate",
     other_order_of_calls: "collectives",
 }
 
@@ -188,32 +178,19 @@ def test_each_planted_mistake_is_found_and_no_other(plant, ranks):
     assert kinds(plant(ranks)) == [PLANTED[plant]]
 
 
-def test_every_kind_is_planted_in_these_tests():
-    assert set(PLANTED.values()) == set(audit.KINDS)
-
-
 def test_a_finding_names_the_ranks_and_the_numbers():
     (finding,) = audit.examine(other_order_of_calls(3))
     assert finding.ranks == (2,)
     assert finding.evidence == (
         "call 1: ranks 0, 1: allreduce float32[3]; rank 2: allreduce float32[4]."
     )
-    (finding,) = audit.examine(small_last_batch(2))
-    assert finding.doubtful
-    assert "21.3 times too large" in finding.evidence
     (finding,) = audit.examine(own_shuffles(3))
     assert finding.ranks == (0, 1, 2)
     assert "144 samples taken, 48 different ones, 96 taken again" in finding.evidence
-    (finding,) = audit.examine(one_sample_never(2))
-    assert "1 of 48 different samples missed in 2 epochs" in finding.evidence
-    (finding,) = audit.examine(no_broadcast(4))
-    assert finding.ranks == (3,)
-    assert str(finding).count("\n") == 2
 
 
 def test_rates_are_judged_by_the_rule_that_is_meant():
     assert "not scaled" in audit.examine(unscaled(3))[0].what
-    assert "scaled twice" in audit.examine(twice_scaled(3))[0].what
     assert "the rule of SGD" in audit.examine(adam_times_ranks(3))[0].what
     assert kinds(everywhere(unscaled(3), rate_of_one_rank=None)) == []
     root = everywhere(sound(3), optimizer="adam", learning_rate=float(np.float32(0.1 * 3**0.5)))
@@ -239,21 +216,6 @@ def test_leaving_out_the_last_partial_step_is_no_mistake_when_shuffled_anew():
 
     assert kinds(left_out([0, 1])) == []
     assert kinds(left_out([0, 0])) == ["missed"]
-
-
-def test_a_file_of_shuffles_without_a_seed_overlaps_and_misses():
-    # What an unseeded shuffle before the cut does: each rank cuts its own order.
-    orders = [np.random.default_rng(rank).permutation(64) for rank in range(2)]
-    shards = [tuple(map(int, order[rank::2])) for rank, order in enumerate(orders)]
-    everyone = [
-        replace(one, seen=(shards[one.rank],), batches=((8,) * 4,), samples=64, distinct=64)
-        for one in everywhere(sound(2), steps=(4,))
-    ]
-    missed = 64 - len(set(shards[0]) | set(shards[1]))
-    found = audit.examine(everyone)
-    assert [finding.kind for finding in found] == ["overlap", "missed"]
-    assert f"{missed} taken again" in found[0].evidence
-    assert f"{missed} of 64 different samples missed" in found[1].evidence
 
 
 def test_evidence_must_be_of_each_rank_once():
@@ -308,22 +270,3 @@ def test_a_training_that_hung_leaves_its_collectives(tmp_path):
     assert audit.read(tmp_path)[1].calls[2].name == "b"
     with pytest.raises(ValueError, match="every rank"):
         audit.read(tmp_path / "nothing")
-
-
-def test_a_watched_pipeline_gives_the_same_batches():
-    recorder = audit.Recorder(0, 1, 6)
-    batches = [(np.full((2, 1), i), np.zeros(2)) for i in range(3)]
-    watched = recorder.watch(batches)
-    for _ in range(2):
-        assert [batch is same for batch, same in zip(watched, batches, strict=True)] == [True] * 3
-    assert recorder.evidence().batches == ((2, 2, 2),) * 2
-    assert len(watched) == 3
-
-
-def test_the_recorder_refuses_what_makes_no_sense():
-    with pytest.raises(ValueError, match="`rank` must be below the 2 ranks, got 2"):
-        audit.Recorder(2, 2)
-    with pytest.raises(ValueError, match="`folder` must be given"):
-        audit.Recorder(0, 1).write()
-    with pytest.raises(ValueError, match="`images` must be an array of samples, got 3"):
-        ids_of(3)

@@ -112,7 +112,7 @@ def test_last_end_of_an_epoch_is_kept_behind_those_within(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("version", [0, 1, 2, 12])
+@pytest.mark.parametrize("version", [2, 12])
 def test_file_of_another_version_is_refused_and_left(version, tmp_path):
     path = checkpoint.save(tmp_path, *net(1), 5, 1)
     path.write_bytes(path.read_bytes().replace(b"checkpoint-3 ", b"checkpoint-%d " % version, 1))
@@ -153,7 +153,7 @@ def test_one_flipped_bit_is_noticed_wherever_it_is(where, tmp_path):
 def test_flipped_bits_anywhere_are_noticed(tmp_path):
     path = checkpoint.save(tmp_path, *net(), 5, 1)
     whole, draw = path.read_bytes(), random.Random(0)
-    for _ in range(200):
+    for _ in range(50):
         bit = draw.randrange(8 * len(whole))
         contents = bytearray(whole)
         contents[bit // 8] ^= 1 << bit % 8
@@ -163,23 +163,12 @@ def test_flipped_bits_anywhere_are_noticed(tmp_path):
 
 
 @pytest.mark.parametrize("length", [0, 10, 100, -1])
-def test_truncated_file_is_noticed(length, tmp_path):
-    path = checkpoint.save(tmp_path, *net(), 5, 1)
-    path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(CheckpointError, match=r"Delete it to train anew"):
-        checkpoint.read(path)
-
-
-def test_damage_is_reported_with_both_checksums_and_what_is_left(tmp_path):
+def test_a_truncated_file_is_noticed_and_the_one_before_it_is_named(length, tmp_path):
     checkpoint.save(tmp_path, *net(), 5, 1)
     path = checkpoint.save(tmp_path, *net(), 10, 2)
-    contents = path.read_bytes()
-    path.write_bytes(contents[:-1])
-    with pytest.raises(
-        CheckpointError,
-        match=r"checkpoint-000000010.dlguide is damaged: expected SHA-256 [0-9a-f]{64}, "
-        r"found [0-9a-f]{64}\. Delete it to go on from checkpoint-000000005.dlguide\.",
-    ):
+    path.write_bytes(path.read_bytes()[:length])
+    words = r"Delete it to go on from checkpoint-000000005.dlguide\."
+    with pytest.raises(CheckpointError, match=words):
         checkpoint.restore(path, *net())
 
 
@@ -242,8 +231,7 @@ def test_kill_at_any_moment_leaves_a_usable_checkpoint(kills, tmp_path):
         # The next save is not disturbed by what the killed one left.
         checkpoint.save(folder, *net(), found.step + 5, 1)
         assert not (folder / "checkpoint.partial").exists()
-    if kills == 10:
-        assert unfinished > 0, "no save was hit: make the arrays larger"
+    assert unfinished > 0, "no save was hit: make the arrays larger"
 
 
 def test_disk_that_fills_up_while_saving_leaves_the_earlier_ones(tmp_path, monkeypatch):

@@ -51,16 +51,6 @@ def seeds_of(name, accuracies, **changes):
 # --- settings ----------------------------------------------------------------------------------
 
 
-def test_the_rate_follows_the_global_batch_by_its_rule():
-    plain = ex.ExperimentConfig(
-        batch_per_worker=128, virtual_workers=32, base_rate=0.05, base_batch=128
-    )
-    assert plain.global_batch == 4096
-    assert plain.rate == pytest.approx(0.05)
-    assert replace(plain, rate_scaling="linear").rate == pytest.approx(1.6)
-    assert replace(plain, rate_scaling="sqrt").rate == pytest.approx(0.05 * math.sqrt(32))
-
-
 def rates(epochs_of_10_steps=90, **changes):
     setting = ex.ExperimentConfig(
         epochs=epochs_of_10_steps, batch_per_worker=128, virtual_workers=32, base_batch=128,
@@ -85,36 +75,6 @@ def test_gradual_warmup_starts_at_the_base_rate_and_linear_decay_fills_what_is_l
     assert found[50:] == pytest.approx(1.6 * (1 - np.arange(850) / 850))
 
 
-def test_constant_warmup_holds_the_base_rate_and_jumps():
-    found = rates(warmup="constant", warmup_epochs=2)
-    assert found == pytest.approx([0.05] * 20 + [1.6] * 880)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"warmup": "gradual", "warmup_epochs": 4, "epochs": 4}, "`warmup_epochs` must be less"),
-        ({"warmup": "gradual"}, "`warmup_epochs` must be more than 0"),
-        ({"warmup": "gently", "warmup_epochs": 1}, "`warmup` must be one of"),
-        (
-            {"samples": 100, "batch_per_worker": 32, "virtual_workers": 4},
-            "`batch_per_worker` must give a global batch of at most the 100 samples of mnist",
-        ),
-        ({"decay": "step"}, "`boundaries` must name the epochs"),
-        ({"decay": "step", "boundaries": (9,)}, "must"),
-        ({"rate_scaling": "cubic"}, "`rate_scaling` must be one of"),
-        ({"model": lambda: None}, "`model` must be a text"),
-        ({"virtual_workers": 0}, "`virtual_workers` must be a whole number of at least 1"),
-        ({"base_rate": 0}, "`base_rate` must be a positive number"),
-        ({"weight_decay": -1}, "`weight_decay` must be a finite number of at least 0"),
-        ({"decay": "cosin"}, "Did you mean cosine?"),
-    ],
-)
-def test_an_impossible_config_is_refused_when_it_is_made(changes, said):
-    with pytest.raises(ValueError, match=said):
-        ex.ExperimentConfig(**changes)
-
-
 def test_one_training_has_one_key_and_another_one_has_another():
     one = ex.ExperimentConfig()
     same = [
@@ -136,6 +96,23 @@ def test_one_training_has_one_key_and_another_one_has_another():
     assert len(keys) == len(others) + 1
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"warmup": "gradual", "warmup_epochs": 4, "epochs": 4}, "`warmup_epochs` must be less"),
+        (
+            {"samples": 100, "batch_per_worker": 32, "virtual_workers": 4},
+            "`batch_per_worker` must give a global batch of at most the 100 samples of mnist",
+        ),
+        ({"decay": "step"}, "`boundaries` must name the epochs"),
+        ({"decay": "cosin"}, "Did you mean cosine?"),
+    ],
+)
+def test_an_impossible_config_is_refused_when_it_is_made(changes, words):
+    with pytest.raises(ValueError, match=words):
+        ex.ExperimentConfig(**changes)
+
+
 # --- one result --------------------------------------------------------------------------------
 
 
@@ -146,15 +123,6 @@ def test_seconds_end_at_the_first_epoch_after_which_the_accuracy_is_never_lost()
     assert {each: result.seconds_to(each) for each in asked} == asked
     lost_again = ex.ExperimentResult(ex.ExperimentConfig(), a_run((0.5, 0.95, 0.85)))
     assert lost_again.seconds_to(0.9) is None
-    with pytest.raises(ValueError, match="95 % is"):
-        ex.table([result], accuracy=95)
-
-
-def test_a_diverged_training_has_no_accuracy_and_no_times():
-    result = a_result(lost=True)
-    assert result.diverged
-    assert (result.accuracy, result.seconds_to(0.1)) == (None, None)
-    assert not a_result().diverged
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -168,18 +136,14 @@ def test_a_record_gives_back_what_was_written(tmp_path, lost):
 def test_a_damaged_record_is_refused_at_every_byte(tmp_path):
     path, made = tmp_path / "one.json", ex.ExperimentConfig()
     ex.write_record(ex.ExperimentResult(made, a_run((0.5,))), path)
+    with pytest.raises(ex.RecordError, match="another training"):
+        ex.read_record(path, ex.ExperimentConfig(seed=1))
     whole = path.read_bytes()
     for at in range(0, len(whole) - 1, 7):
         for damaged in (whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]):
             path.write_bytes(damaged)
             with pytest.raises(ex.RecordError, match="Delete the file"):
                 ex.read_record(path, made)
-
-
-def test_a_record_of_another_training_is_refused(tmp_path):
-    ex.write_record(a_result(), tmp_path / "one.json")
-    with pytest.raises(ex.RecordError, match="another training"):
-        ex.read_record(tmp_path / "one.json", ex.ExperimentConfig(seed=1))
 
 
 # --- tables ------------------------------------------------------------------------------------
@@ -208,11 +172,7 @@ def test_a_diverged_seed_is_counted_and_never_averaged():
     table = ex.table(results, accuracy=0.7)
     assert (table["a"].seeds, table["a"].diverged) == (3, 1)
     assert table["a"].accuracy == pytest.approx(0.85)
-    assert "(1 diverged)" in str(table)
-    gone = ex.table([a_result(lost=True)], accuracy=0.7)
-    assert gone["a"].accuracy is None
-    assert "all diverged" in str(gone)
-    assert "never" in str(gone)
+    assert ex.table([a_result(lost=True)], accuracy=0.7)["a"].accuracy is None
 
 
 def test_a_row_never_mixes_recipes():
@@ -229,12 +189,13 @@ def test_compare_pairs_the_seeds():
     found = ex.compare(first, second)
     assert found.mean == pytest.approx(0.1 / 3)
     assert found.clear
-    assert str(found) == (
-        "first is 3.33 points above second (95 % interval +1.90 to +4.77, 3 pairs of seeds): clear."
-    )
-    back = ex.compare(second, first)
-    assert back.mean == pytest.approx(-0.1 / 3)
-    assert "second is 3.33 points below first" in str(back)
+    assert ex.compare(second, first).mean == pytest.approx(-0.1 / 3)
+    diverged = a_result(seed=2, name="second", lost=True, virtual_workers=2)
+    lost = ex.compare(first, [*second[:2], diverged])
+    assert (len(lost.values), lost.diverged) == (2, (0, 1))
+    assert not ex.compare(first[:1], second[:1]).clear  # one pair shows nothing about chance
+    with pytest.raises(ValueError, match=r"`second` must share a seed with \[0, 1, 2\]"):
+        ex.compare(first, [a_result(seed=7)])
 
 
 def is_clear(values):
@@ -262,23 +223,3 @@ def test_the_interval_is_that_of_scipys_paired_test(seeds):
     assert ex.confidence_interval(first - second) == pytest.approx(oracle.confidence_interval(0.95))
     assert is_clear(first - second) == (oracle.pvalue < 0.05)
     assert ex.confidence_interval([1.0]) is None
-
-
-def test_compare_reports_when_nothing_can_be_concluded():
-    first = seeds_of("first", (0.50, 0.70))
-    assert "not distinguishable from chance" in str(ex.compare(first, seeds_of("b", (0.52, 0.69))))
-    alone = ex.compare(first[:1], seeds_of("b", (0.4,)))
-    assert not alone.clear
-    assert "shows nothing about chance" in str(alone)
-    with pytest.raises(ValueError, match=r"`second` must share a seed with \[0, 1\]"):
-        ex.compare(first, [a_result(seed=7)])
-
-
-def test_compare_leaves_a_diverged_pair_out_and_reports_it():
-    first = seeds_of("first", (0.9, 0.8, 0.7))
-    second = [*seeds_of("second", (0.8, 0.7)), a_result(seed=2, name="second", lost=True)]
-    found = ex.compare(first, second)
-    assert (len(found.values), found.diverged) == (2, (0, 1))
-    assert "But second diverged with 1 seed, left out here." in str(found)
-    none = ex.compare([a_result(lost=True)], [a_result(name="b")])
-    assert "no seed with which neither diverged" in str(none)

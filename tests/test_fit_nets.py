@@ -34,7 +34,3 @@ def test_classifiers_take_data_of_their_shape_and_no_other():
         settings("resnet20").check()
     with pytest.raises(ValueError, match=r"of 8 x 32 x 32 x 1 for cnn_3d, got .* Use a function"):
         settings("cnn_3d").check()
-    with pytest.raises(
-        ValueError, match=r"`model` must be one of .*resnet20.* Did you mean mnist_cnn"
-    ):
-        settings("mnist_cn").check()

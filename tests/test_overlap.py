@@ -128,22 +128,3 @@ def test_overlap_is_what_computing_hides():
     assert (disturbed.exposed_s, disturbed.overlap) == (6.0, -0.5)
     assert disturbed.spread == (1 - 7 / 4, 1 - 5 / 4)
     assert "exposed 6000.00 of 4000.00 ms, overlap -0.50 (-0.75 to -0.25)" in str(disturbed)
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"schedule": "overlaped"}, "`schedule` must be one of .*Did you mean overlapped"),
-        ({"forward_s": [1]}, "`forward_s` must hold one number for each of 2 layers, got 1"),
-        ({"backward_s": [1, -1]}, "`backward_s` must hold no negative number"),
-        ({"nbytes": [], "forward_s": [], "backward_s": []}, "`nbytes` must hold at least one"),
-        ({"ranks": 0}, "`ranks` must be a whole number of at least 1, got 0"),
-        ({"latency_s": -1.0}, "`latency_s` must be at least 0"),
-        ({"bytes_per_s": 0}, "`bytes_per_s` must be a positive number"),
-        ({"slice_bytes": 0}, "`slice_bytes` must be a whole number of at least 1, got 0"),
-    ],
-)
-def test_wrong_arguments_are_refused(change, text):
-    good = {"forward_s": [1, 1], "backward_s": [2, 2], "nbytes": [1, 1], "schedule": "overlapped"}
-    with pytest.raises(ValueError, match=text):
-        predict(**{**good, **WIRE, **change})

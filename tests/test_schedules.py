@@ -58,13 +58,6 @@ def test_gradual_warmup_by_epochs_is_that_of_the_thesis():
     assert epochs_of(RECIPES["thesis"], 7) == pytest.approx(expected)
 
 
-def test_a_warmup_by_epochs_keeps_its_rate_within_an_epoch():
-    for name in ("stepping", "thesis"):
-        rates = RECIPES[name].to_steps(SPE).rates()[: 5 * SPE].reshape(5, SPE)
-        assert np.all(rates == rates[:, :1])
-        assert np.all(np.diff(rates[:, 0]) > 0)
-
-
 def test_gradual_warmup_by_steps_rises_by_the_same_amount_each_step():
     rates = RECIPES["goyal"].to_steps(SPE).rates()[: 5 * SPE + 1]
     assert rates[0] == 0.05
@@ -193,13 +186,6 @@ def test_a_schedule_survives_json_and_keras_saving(keras):
 # --- what holds for all of them ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_rates_are_finite_and_never_negative(name):
-    for steps_per_epoch in (2, SPE, 313):
-        rates = RECIPES[name].to_steps(steps_per_epoch).rates()
-        assert np.all(np.isfinite(rates) & (rates >= 0))
-
-
 def test_steps_after_the_end_keep_the_last_rate():
     schedule = s.linear(1.0, 10, end=0.25).to_steps(SPE)
     assert schedule.rate(10 * SPE) == schedule.rate(10**9) == 0.25
@@ -246,62 +232,19 @@ BAD = {
         lambda: s.warmup("gradual", 0.1, 5, start=1.0),
         "`start` must be at most the 0.1 of `rate`, got 1.0.",
     ),
-    "warmup without start": (
-        lambda: s.warmup("gradual", 0.1, 5),
-        "`start` must be a finite number of at least 0, got None.",
-    ),
-    "stepping with start": (
-        lambda: s.warmup("stepping", 1.0, 5, start=0.1),
-        "`start` must be None for stepping",
-    ),
-    "half a stair": (
-        lambda: s.warmup("gradual", 1.0, 2.5, start=0.1, per="epoch"),
-        "`epochs` must be whole where the rate changes once an epoch, got 2.5.",
-    ),
-    "unknown per": (lambda: s.warmup("gradual", 1.0, 2, start=0.1, per="batch"), "`per` must be"),
-    "boundaries falling": (
-        lambda: s.StepDecay(1.0, (60, 30), 90),
-        r"`boundaries` must rise and lie between 0 and the 90 epochs, got \(60, 30\).",
-    ),
     "boundary outside": (lambda: s.StepDecay(1.0, (30, 95), 90), "`boundaries` must rise and lie"),
-    "no boundary": (lambda: s.StepDecay(1.0, (), 90), "`boundaries` must rise and lie"),
-    "boundary no number": (
-        lambda: s.StepDecay(1.0, ("a",), 90),
-        "`boundaries` must be a positive number",
-    ),
-    "negative rate": (lambda: s.Cosine(-0.1, 5), "`rate` must be a finite number of at least 0"),
     "infinite rate": (lambda: s.Constant(math.inf, 5), "`rate` must be a finite number"),
-    "nan rate": (lambda: s.linear(math.nan, 5), "`rate` must be a finite number"),
-    "no epochs": (lambda: s.linear(1.0, 0), "`epochs` must be a positive number, got 0."),
     "no step": (
         lambda: s.warmup("gradual", 1.0, 0.1, start=0.1).over(s.Cosine(1.0, 5)).to_steps(2),
         "`steps_per_epoch` must make each piece of the schedule a step long, 0.1 epochs too, got",
     ),
-    "zero steps": (
-        lambda: s.Cosine(1.0, 5).to_steps(0),
-        "`steps_per_epoch` must be a whole number of at least 1, got 0.",
-    ),
-    "cycle upside down": (lambda: s.CyclicLR(0.2, 0.1, 10, 5), "`high` must be above the 0.2"),
-    "zero power": (lambda: s.Polynomial(1.0, 10, power=0), "`power` must be a positive number"),
     "collapse behind the end": (
         lambda: s.collapsed(s.linear(1.0, 90), 90, 5, 1e-4),
         "`until` must lie before the end of the schedule at 90 epochs, got 90.",
     ),
-    "then no recipe": (lambda: s.Cosine(1.0, 5).then(0.1), "`following` must be an EpochSchedule"),
-    "negative step": (
-        lambda: s.Cosine(1.0, 5).to_steps(2).rate(-1),
-        "`step` must be whole numbers",
-    ),
-    "half a step": (lambda: s.Cosine(1.0, 5).to_steps(2).rate(0.5), "`step` must be whole numbers"),
     "recipe for keras": (
         lambda: s.as_keras(s.Cosine(1.0, 5)),
         "`schedule` must be a StepSchedule, got .* Fix its steps with `schedule.to_steps",
-    ),
-    "unknown kind": (lambda: s.from_config({"kind": "Cosin"}), "Did you mean Cosine?"),
-    "zero batch": (lambda: s.scaled(0.1, 0, 256), "`global_batch` must be a whole number"),
-    "correction from zero": (
-        lambda: s.momentum_correction(0.0, 0.1),
-        "`old_rate` must be a positive number, got 0.0.",
     ),
 }
 
