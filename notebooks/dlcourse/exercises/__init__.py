@@ -20,13 +20,20 @@ from typing import Any
 
 from dlcourse import execution
 from dlcourse.exercises import record
-from dlcourse.exercises.engine import Exercise, Letters, NotAnswered, TimeUp, WrongAnswer
+from dlcourse.exercises.engine import (
+    Exercise,
+    Letters,
+    NotAnswered,
+    NotChecked,
+    TimeUp,
+    WrongAnswer,
+)
 from dlguide.errors import MissingComponentError
 from dlguide.measure import launched
 
 __all__ = ["Exercise", "Letters", "WrongAnswer", "check", "exercises", "solution"]
 
-_helpers: dict[int, Any] = {}  # clusters for numbers of ranks that the learner's does not have
+_helper: list[Any] = []  # the last cluster that was started beside the learner's, if any
 
 
 def exercises(lesson: str = "") -> dict[str, list[Exercise | Letters]]:
@@ -73,6 +80,8 @@ def check(number: str, *answers: Any) -> bool:
         return _refuse(number, "✘", f"is not correct. {error}", strict, error.closer)
     except TimeUp:
         return _refuse(number, "✘", "did not end: the answer was stopped.", strict)
+    except NotChecked as error:
+        return _refuse(number, "…", f"was not checked: its ranks do not start. {error}", strict)
     except RuntimeError as error:  # a rank failed or waits for the others
         return _refuse(number, "✘", f"is not correct. {error}", strict)
     score = parts[-1].score(given[-1], cluster) if getattr(parts[-1], "score", None) else None
@@ -147,11 +156,21 @@ def _find(number: str) -> tuple[str, list[Exercise | Letters]]:
 
 
 def _clusters(numbers: Sequence[int], own: Any) -> Iterator[Any]:
-    """The learner's cluster, then helpers with the other numbers of ranks of an exercise."""
+    """The learner's cluster, then one with each other number of ranks of an exercise.
+
+    One of these stays for the next check, so that memory holds two clusters at most.
+    """
     from dlguide.cluster import Cluster
 
     yield own
-    for ranks in sorted({*numbers} - {own.ranks}):
-        if ranks not in _helpers:
-            _helpers[ranks] = Cluster(ranks=ranks, oversubscribe=True, magics=False)
-        yield _helpers[ranks]
+    kept = {each.ranks for each in _helper}
+    for ranks in sorted({*numbers} - {own.ranks}, key=lambda ranks: (ranks not in kept, ranks)):
+        if not _helper or _helper[0].ranks != ranks:
+            for cluster in _helper:
+                cluster.stop()
+            _helper.clear()
+            try:
+                _helper.append(Cluster(ranks=ranks, oversubscribe=True, magics=False))
+            except RuntimeError as error:
+                raise NotChecked(str(error)) from error
+        yield _helper[0]

@@ -6,6 +6,7 @@
             cases=[(1, 60_000, 100, 0.1), (2, 101, 10, 0.1)],
             hint="How many samples does one step of all ranks use up?",
             mistakes={"The linear rule, for SGD.": lambda p, n, b, r: (r, *adapt(p, n, b, r)[1:])},
+            also_right=(adapt_by_divmod, adapt_with_numpy),
             remark="On 24 ranks the last step is short, and yet has the full rate.",
         ),
     }
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import signal
 import sys
 import threading
@@ -57,6 +59,10 @@ class TimeUp(KeyboardInterrupt):
     """The answer took longer than it may; not an Exception, so that answers do not catch it."""
 
 
+class NotChecked(RuntimeError):
+    """The ranks that should check an answer do not start: nothing is known about the answer."""
+
+
 @dataclass(frozen=True)
 class Exercise:
     """One answer that is compared with a model answer, in the notebook's process or on ranks.
@@ -68,6 +74,8 @@ class Exercise:
         mistakes: hint -> plausible wrong answer, a function or value like the model. With `ranks`:
             a serial function (list of all ranks' arguments) -> the results that ranks with this
             mistake return.
+        also_right: other correct answers, written from the statement alone; a test tries that the
+            check accepts them.
         hint: what is said when no mistake fits.
         remark: what is said after a correct answer, a text or a function without arguments.
         relative: largest difference from the model, relative to the model's largest element.
@@ -81,7 +89,7 @@ class Exercise:
             learner's.
         serial: with `ranks`: (list of all ranks' arguments) -> the list of correct results, in one
             process.
-        limit_s: time limit of one case (s).
+        limit_s: time limit (s) of all cases together, with `ranks` of each.
         score: for an open task: (correct answer, cluster or None) -> its result as a share of a
             limit measured on the same machine at the same time; the best one is kept.
     """
@@ -89,6 +97,7 @@ class Exercise:
     model: Any
     cases: Any = NO_CASES
     mistakes: Mapping[str, Any] = field(default_factory=dict)
+    also_right: Sequence[Any] = ()
     hint: str = ""
     remark: str | Callable[[], str] = ""
     relative: float = 1e-6
@@ -101,7 +110,7 @@ class Exercise:
     score: Callable[..., float] | None = None
 
     def judge(self, answer: Any, clusters: Callable[..., Any] | None = None) -> None:
-        """Return when the answer is correct; raise NotAnswered, WrongAnswer or TimeUp.
+        """Return when the answer is correct; raise NotAnswered, WrongAnswer, TimeUp or NotChecked.
 
         Args:
             clusters: (numbers of ranks) -> the clusters to run on; needed with `ranks`.
@@ -129,9 +138,12 @@ class Exercise:
     def _judge_on(self, answer: Any, cluster: Any) -> None:
         cases = [list(inputs) for inputs in self.cases(cluster.ranks)]
         view = self.view or list
-        came = []
+        came, right = [], []
         for inputs in cases:
-            cluster.run(int)  # starts the ranks again where an earlier answer has ended them
+            try:
+                cluster.run(int)  # starts the ranks again where an earlier answer has ended them
+            except RuntimeError as error:
+                raise NotChecked(str(error)) from error
             try:
                 with limit(self.limit_s, again_s=0):  # once: then the cluster frees its ranks
                     results = cluster.run(_on_rank, self.call, answer, inputs)
@@ -139,13 +151,24 @@ class Exercise:
                 raise (TimeUp if isinstance(interrupt.__context__, TimeUp) else interrupt) from None
             if any(_unanswered(each) for each in results):
                 raise NotAnswered
+            wanted = self.serial(copy.deepcopy(inputs))
             came.append(_try(view, results))
-        right = [view(self.serial(copy.deepcopy(inputs))) for inputs in cases]
+            right.append(view(wanted))
+            if isinstance(came[-1], Exception) and not isinstance(answer, _Serial):
+                self._refuse_form(answer, results, wanted)
 
         def mistaken(serial: Callable[[list], list], inputs: list) -> Any:
             return _try(view, serial(copy.deepcopy(inputs)))
 
         self._compare(answer, cases, came, right, mistaken, f" on {cluster.ranks} ranks")
+
+    def _refuse_form(self, answer: Any, results: list, wanted: list) -> None:
+        """Refuse results that `view` cannot read, by the first rank's that differs in its form."""
+        lacks = [problem(*pair) for pair in zip(results, wanted, strict=True)]
+        rank = next((rank for rank, text in enumerate(lacks) if text), 0)
+        text = f"{_words(answer, (), True)} gave {brief(results[rank])} on rank {rank} of"
+        text = f"{text} {len(results)}. {lacks[rank]}"
+        raise WrongAnswer(" ".join(each for each in (text.strip(), self.hint) if each))
 
     def _result(self, answer: Any, case: tuple) -> Any:
         call = self.call or (_call if callable(answer) else lambda value: value)
@@ -177,7 +200,7 @@ class Exercise:
             result, wanted, where = result[rank], wanted[rank], f" on rank {rank} of {len(wanted)}"
         verb = "raised" if isinstance(result, Exception) else "gave"
         call = _words(answer, cases[bad], bool(self.ranks))
-        text = f"{call} {verb} {brief(result)}{_line(result)}{where}."
+        text = f"{call} {verb} {brief(result)}{_line(result, answer)}{where}."
         words = self.view and isinstance(result, str)  # a view may say what is wrong
         lacks = "" if words else problem(result, wanted)
         raise WrongAnswer(
@@ -219,6 +242,9 @@ class Letters:
             raise WrongAnswer(
                 f"Expected: a dictionary from question to letter, got {brief(answer)}."
             )
+        if unknown := [name for name in said if name not in self.right]:
+            names = ", ".join(map(repr, self.right))
+            raise WrongAnswer(f"There is no question {unknown[0]!r}: the questions are {names}.")
         said = {question: said.get(question, ...) for question in self.right}
         if any(letter is Ellipsis for letter in said.values()):
             raise NotAnswered
@@ -323,10 +349,14 @@ def _words(answer: Any, case: Any, on_ranks: bool) -> str:
     return f"{name}({text})"
 
 
-def _line(came: Any) -> str:
-    """The line of the learner's code at which an exception was raised."""
+def _line(came: Any, answer: Any) -> str:
+    """The last line of the learner's code that an exception has passed."""
     frames = traceback.extract_tb(getattr(came, "__traceback__", None))
-    return f" (line {frames[-1].lineno}: `{frames[-1].line}`)" if frames else ""
+    code = getattr(inspect.unwrap(answer) if callable(answer) else answer, "__code__", None)
+    own = [frame for frame in frames if code and frame.filename == code.co_filename]
+    if not own:
+        return ""
+    return f" (line {own[-1].lineno}{f': `{own[-1].line}`' if own[-1].line else ''})"
 
 
 def share_of(

@@ -1,5 +1,6 @@
 """Exercises of lesson 00: cores, ranks, memories, observations, shares."""
 
+import multiprocessing
 import os
 
 import numpy as np
@@ -37,6 +38,26 @@ def each_rank(result):
     return lambda inputs: [result(r, len(inputs), *each) for r, each in enumerate(inputs)]
 
 
+def who_am_i_by_getters(comm):
+    return comm.Get_rank(), comm.Get_size(), os.getpid()
+
+
+def who_am_i_by_current_process(comm):
+    rank, ranks = comm.rank, comm.size
+    pid = multiprocessing.current_process().pid
+    return tuple([rank, ranks, pid])
+
+
+def share_in_a_row(comm, total):
+    size, longer = divmod(total, comm.size)
+    begin = comm.rank * size + min(comm.rank, longer)
+    return range(begin, begin + size + (comm.rank < longer))
+
+
+def share_by_array_split(comm, total):
+    return list(np.array_split(np.arange(total), comm.size)[comm.size - 1 - comm.rank])
+
+
 EXERCISES = {
     "00-1": Exercise(
         CORES,
@@ -53,6 +74,7 @@ EXERCISES = {
         cases=lambda ranks: [[()] * ranks],
         call=call_who_am_i,
         serial=each_rank(lambda r, p: (r, p, True)),
+        also_right=(who_am_i_by_getters, who_am_i_by_current_process),
         hint="`comm.rank`, `comm.size`, `os.getpid()`, in this order.",
         mistakes={
             "`comm.rank` is this rank, `comm.size` their number.": each_rank(
@@ -100,6 +122,7 @@ EXERCISES = {
         cases=lambda ranks: [[(total,)] * ranks for total in (8 * ranks, 9 * ranks - 1, 1, 0)],
         view=dealt,
         serial=each_rank(lambda r, p, n: np.arange(n)[r::p]),
+        also_right=(share_in_a_row, share_by_array_split),
         hint="Each number from 0 to total - 1 must be on exactly one rank.",
         mistakes={
             "Which number is on no rank?": each_rank(lambda r, p, n: range(r, n - 1, p)),

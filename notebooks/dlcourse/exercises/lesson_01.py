@@ -139,6 +139,108 @@ def of_the_slow(results):
     )
 
 
+def shift_by_buffers(comm, array):
+    came = np.empty_like(array)
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    comm.Sendrecv(array, dest=right, recvbuf=came, source=left)
+    return came
+
+
+def shift_without_waiting(comm, array):
+    request = comm.isend(array, dest=(comm.rank + 1) % comm.size)
+    came = comm.recv(source=comm.rank - 1 if comm.rank > 0 else comm.size - 1)
+    request.wait()
+    return came
+
+
+def mean_by_one_message(comm, part):
+    totals = np.zeros(2)
+    comm.Allreduce(np.array([part.sum(), len(part)], dtype="f8"), totals)
+    return float(totals[0] / totals[1])
+
+
+def mean_of_all_elements(comm, part):
+    parts = comm.gather(part, root=0)
+    result = float(np.concatenate(parts).mean()) if comm.rank == 0 else None
+    return comm.bcast(result, root=0)
+
+
+def train_until_with_means(comm, losses, enough):
+    means = []
+    for loss in losses:
+        means.append(comm.allreduce(loss) / comm.size)
+        if means[-1] < enough:
+            break
+    return len(means), means[-1]
+
+
+def train_until_decided_by_rank_0(comm, losses, enough):
+    steps, mean, stop = 0, None, False
+    while steps < len(losses) and not stop:
+        everyone = comm.gather(losses[steps], root=0)
+        if comm.rank == 0:
+            mean = sum(everyone) / len(everyone)
+            stop = mean < enough
+        mean, stop = comm.bcast((mean, stop), root=0)
+        steps += 1
+    return steps, mean
+
+
+def share_pickled(comm, arrays):
+    return comm.bcast(arrays, root=0)
+
+
+def share_by_ibcast(comm, arrays):
+    from mpi4py import MPI
+
+    MPI.Request.Waitall([comm.Ibcast(each, root=0) for each in arrays])
+    return arrays
+
+
+def take_by_get_accumulate(comm, tasks, work):
+    from mpi4py import MPI
+
+    window = MPI.Win.Allocate(8 if comm.rank == 0 else 0, 8, comm=comm)
+    if comm.rank == 0:
+        np.frombuffer(window, "i8")[:] = 0
+    comm.Barrier()
+    mine, ticket, one = [], np.empty(1, "i8"), np.array([1], "i8")
+    window.Lock_all()
+    for _ in range(tasks):
+        window.Get_accumulate(one, ticket, 0, op=MPI.SUM)
+        window.Flush(0)
+        if ticket[0] >= tasks:
+            break
+        work(int(ticket[0]))
+        mine.append(int(ticket[0]))
+    window.Unlock_all()
+    window.Free()
+    return mine
+
+
+def take_by_compare_and_swap(comm, tasks, work):
+    from mpi4py import MPI
+
+    window = MPI.Win.Allocate_shared(8 if comm.rank == 0 else 0, 8, comm=comm)
+    if comm.rank == 0:
+        np.frombuffer(window, "i8")[0] = 0
+    comm.Barrier()
+    mine, expected, found = [], np.zeros(1, "i8"), np.zeros(1, "i8")
+    window.Lock_all()
+    while expected[0] < tasks:
+        window.Compare_and_swap(expected + 1, expected, found, 0)
+        window.Flush(0)
+        if found[0] == expected[0]:
+            work(int(found[0]))
+            mine.append(int(found[0]))
+            expected += 1
+        else:
+            expected[:] = found
+    window.Unlock_all()
+    window.Free()
+    return mine
+
+
 EXERCISES = {
     "01-1": Exercise(
         lambda comm, a: comm.sendrecv(
@@ -147,6 +249,7 @@ EXERCISES = {
         ranks=(4,),
         cases=lambda p: [[(np.arange(n) + 10.0 * r,) for r in range(p)] for n in (3, LARGE)],
         serial=moved(-1),
+        also_right=(shift_by_buffers, shift_without_waiting),
         hint="Each rank must end with the array of its left neighbour, on a ring.",
         mistakes={
             "That is the array of the right neighbour.": moved(1),
@@ -159,6 +262,7 @@ EXERCISES = {
         ranks=(4,),
         cases=lambda p: [[(100.0 * r + np.arange(n[r % 4]),) for r in range(p)] for n in COUNTS],
         serial=equal(lambda parts: np.concatenate(parts).mean()),
+        also_right=(mean_by_one_message, mean_of_all_elements),
         hint="Add up the sums and the counts of all ranks, and divide at the end.",
         mistakes={
             "Which rank's mean should count more? This is a mean of means.": (
@@ -171,6 +275,7 @@ EXERCISES = {
     "01-3": [
         Exercise(
             {0, 2, 3},
+            also_right=([3, 0, 2], (0, 2, 3)),
             hint="Whose own loss is small enough first? It leaves. Who is still there?",
             mistakes={
                 "Rank 1 has left the loop. Who is still there?": [1],
@@ -190,6 +295,7 @@ EXERCISES = {
             ranks=(4,),
             cases=lambda p: [[(own, enough) for own in LOSSES[:p]] for enough in (0.5, 0.3, 0.0)],
             serial=stopped(lambda rows: rows.mean(axis=0)),
+            also_right=(train_until_with_means, train_until_decided_by_rank_0),
             hint="All ranks must decide by the same number, the mean loss.",
             mistakes={
                 "Stop as soon as the mean loss is below `enough`.": stopped(np.ones_like),
@@ -205,6 +311,7 @@ EXERCISES = {
         call=call_share,
         serial=spread(lambda rank: 0),
         score=share_of_one_message,
+        also_right=(share_pickled, share_by_ibcast),
         hint="Every rank must return arrays of the same shapes, with the values of rank 0.",
         mistakes={
             "Each rank has kept its arrays.": spread(lambda rank: rank),
@@ -221,16 +328,16 @@ EXERCISES = {
         call=call_take,
         view=of_the_slow,  # one rank has an equal share or more in any fixed split
         serial=drawn(range),
+        also_right=(take_by_get_accumulate, take_by_compare_and_swap),
         hint="Every ticket once: read and increment the counter in one operation, `Fetch_and_op`.",
         mistakes={
             "A rank that draws `tasks` or more stops without doing it.": (
                 drawn(lambda n: range(n + n // TASKS))
             ),
             "Some were never done: draw until it is too large.": drawn(lambda n: range(n // TASKS)),
-            "The slow rank should do the fewest: draw each task after the last. `Lock_all` once, "
-            "then `Fetch_and_op` and `Flush`: a `Lock` for each ticket waits for rank 0.": (
-                drawn(range, TASKS)
-            ),
+            "The slow rank should do the fewest: draw each task after the last. `Win.Allocate` and "
+            "`Lock_all` once, then `Fetch_and_op` and `Flush`: a `Lock` for each ticket waits for "
+            "rank 0, and so does a window of `Win.Create`.": (drawn(range, TASKS)),
         },
         remark="Each rank was slow once and did fewer tasks then, without a message about it.",
     ),

@@ -189,6 +189,35 @@ def judged(sign=1, order=lambda n, p: np.arange(n), nbytes=8, shares=True, value
     return serial
 
 
+def generation_in_rows(comm, draw, loss, parents):
+    children = draw()
+    own = [loss(child) for child in np.array_split(children, comm.size)[comm.rank]]
+    losses = np.concatenate(comm.allgather(own))
+    best = np.argsort(losses)[:parents]
+    return sum(children[i] for i in best) / parents, losses.nbytes
+
+
+def generation_by_allreduce(comm, draw, loss, parents):
+    children = draw()
+    losses = np.zeros(len(children))
+    for i in range(comm.rank, len(children), comm.size):
+        losses[i] = loss(children[i])
+    everyone = np.empty_like(losses)
+    comm.Allreduce(losses, everyone)
+    order = sorted(range(len(children)), key=lambda i: everyone[i])
+    return np.stack([children[i] for i in order[:parents]]).mean(axis=0), everyone.nbytes
+
+
+def generation_gathered(comm, draw, loss, parents):
+    children = draw()
+    own = {i: loss(children[i]) for i in range(len(children)) if i % comm.size == comm.rank}
+    parts = comm.gather(list(own.values()), root=0)
+    losses = comm.bcast([value for part in parts for value in part] if parts else None, root=0)
+    numbers = [i for r in range(comm.size) for i in range(r, len(children), comm.size)]
+    best = [number for _, number in sorted(zip(losses, numbers, strict=True))[:parents]]
+    return np.mean(np.array(children)[best], axis=0), 8 * len(losses)
+
+
 EXERCISES = {
     "10-1": Exercise(
         descend,
@@ -274,6 +303,7 @@ EXERCISES = {
         call=call_generation,
         view=shared,
         serial=judged(),
+        also_right=(generation_in_rows, generation_by_allreduce, generation_gathered),
         hint="The mean of the best of all children, and the bytes of all losses.",
         mistakes={
             "Which rank judges which? children[comm.rank :: comm.size].": judged(shares=False),

@@ -115,6 +115,36 @@ def agreed(results):
     return results[0]
 
 
+def play_with_buffers(
+    comm, discriminator, generator, rate, steps, global_batch, of_discriminator, of_generator
+):
+    def descend(weights, gradient):
+        total = np.empty_like(gradient)
+        comm.Allreduce(np.ascontiguousarray(gradient), total)
+        return weights - rate * total / global_batch
+
+    for rows, noise in steps:
+        discriminator = descend(
+            discriminator, of_discriminator(discriminator, generator, rows, noise)
+        )
+        generator = descend(generator, of_generator(discriminator, generator, noise))
+    return discriminator, generator
+
+
+def play_gathered(
+    comm, discriminator, generator, rate, steps, global_batch, of_discriminator, of_generator
+):
+    for rows, noise in steps:
+        own = of_discriminator(discriminator, generator, rows, noise)
+        mean = sum(comm.allgather(own)) / global_batch
+        discriminator = discriminator - rate * mean
+        own = of_generator(discriminator, generator, noise)
+        parts = comm.gather(own)
+        mean = comm.bcast(None if parts is None else np.sum(parts, axis=0) / global_batch)
+        generator = generator - rate * mean
+    return [discriminator, generator]
+
+
 EXERCISES = {
     "12-1": Exercise(
         smallest_count,
@@ -204,6 +234,7 @@ EXERCISES = {
         cases=games,
         view=agreed,
         serial=game,
+        also_right=(play_with_buffers, play_gathered),
         hint="First the discriminator, then the generator; each with the sum over all ranks.",
         mistakes={
             "Is the discriminator's gradient summed over ranks?": partial(game, apart=(1, 0)),

@@ -121,6 +121,59 @@ def _share_on_rank(answer):
     return share_of(*ways, 10, np.median, warmup=2, comm=comm)
 
 
+def fixed_part_by_part(comm, order, batch_per_rank, rate, gradient, initial_weights):
+    weights = initial_weights(0)
+    step = comm.size * batch_per_rank
+    for begin in range(0, len(order), step):
+        first = begin + comm.rank * batch_per_rank
+        own = gradient(weights, order[first : first + batch_per_rank])
+        weights = weights - rate * comm.allreduce(own) / step
+    return weights
+
+
+def fixed_with_broadcast(comm, order, batch_per_rank, rate, gradient, initial_weights):
+    from mpi4py import MPI
+
+    weights = comm.bcast(initial_weights(comm.rank), root=0)
+    for batch in np.reshape(order, (-1, comm.size, batch_per_rank)):
+        mean = gradient(weights, batch[comm.rank]) / batch_per_rank
+        comm.Allreduce(MPI.IN_PLACE, mean)
+        mean /= comm.size
+        weights -= rate * mean
+    return weights
+
+
+def train_fast_one_hot(comm, inputs, labels, batch_per_rank, rate):
+    from mpi4py import MPI
+
+    weights = np.zeros((inputs.shape[1], 10))
+    targets = np.eye(10)[labels]
+    step = comm.size * batch_per_rank
+    for begin in range(0, len(inputs), step):
+        end = min(begin + step, len(inputs))
+        own = slice(begin + comm.rank * batch_per_rank, begin + (comm.rank + 1) * batch_per_rank)
+        x, scores = inputs[own], inputs[own] @ weights
+        scores = np.exp(scores - scores.max(axis=1, keepdims=True, initial=-np.inf))
+        scores /= scores.sum(axis=1, keepdims=True)
+        gradient = x.T @ (scores - targets[own])
+        comm.Allreduce(MPI.IN_PLACE, gradient)
+        weights -= rate / (end - begin) * gradient
+    return weights
+
+
+def train_fast_own_rows_first(comm, inputs, labels, batch_per_rank, rate):
+    step = batch_per_rank * comm.size
+    weights = np.zeros((inputs.shape[1], 10))
+    for begin in range(0, len(inputs), step):
+        x, y = inputs[begin : begin + step], labels[begin : begin + step]
+        rows = np.array_split(np.arange(len(x)), comm.size)[comm.rank]
+        error = np.exp(x[rows] @ weights)
+        error /= error.sum(axis=1)[:, None]
+        error[np.arange(len(rows)), y[rows]] -= 1
+        weights = weights - rate * comm.allreduce(x[rows].T @ error) / len(x)
+    return weights
+
+
 EXERCISES = {
     "20-1": Exercise(
         adapt,
@@ -168,6 +221,7 @@ EXERCISES = {
         Exercise(
             corrected, ranks=(2, 3), cases=regression, serial=serial,
             view=lambda ranks: ((equal := not np.ptp(ranks, axis=0).any()), equal * ranks[0]),
+            also_right=(fixed_part_by_part, fixed_with_broadcast),
             hint="Is the first step right? Start at `initial_weights(0)`, keep `order` as it is.",
             mistakes={
                 "All ranks must start from the weights of rank 0.": partial(serial, apart=0.1),
@@ -183,6 +237,7 @@ EXERCISES = {
     "20-5": Exercise(
         train, ranks=(2, 3), cases=few_images, serial=trained, relative=1e-9,
         call=lambda answer, comm, *case: answer(comm, *case), score=share_of_limit,
+        also_right=(train_fast_one_hot, train_fast_own_rows_first),
         hint="Start from zeros and take the batches in the order of `inputs`.",
         mistakes={
             "Each rank has its own weights: is anything exchanged?": partial(trained, own=True),

@@ -127,6 +127,59 @@ def _share_on_rank(answer, length=1 << 20, block=1 << 16):
     return share_of(traffic, lambda: answer(comm, array), 80, comm=comm, before=ones)
 
 
+def halving_by_recursion(comm, array):
+    def reduce(values, distance):
+        if not distance:
+            return values
+        middle = len(values) // 2
+        parts, upper = (values[:middle], values[middle:]), int(bool(comm.rank & distance))
+        came = np.empty_like(parts[upper])
+        other = comm.rank ^ distance
+        comm.Sendrecv(np.ascontiguousarray(parts[1 - upper]), other, recvbuf=came, source=other)
+        part = reduce(parts[upper] + came, distance // 2)
+        rest = np.empty_like(parts[1 - upper])
+        comm.Sendrecv(part, other, recvbuf=rest, source=other)
+        return np.concatenate((rest, part) if upper else (part, rest))
+
+    return reduce(np.array(array), comm.size // 2)
+
+
+def halving_from_far_to_near(comm, array):
+    total, ranges = array.copy(), []
+    begin, end, distance = 0, len(array), 1
+    while distance < comm.size:  # near first
+        other, middle = comm.rank ^ distance, (begin + end) // 2
+        ranges.append((other, begin, middle, end))
+        keep, give = (begin, middle), (middle, end)
+        if comm.rank > other:
+            keep, give = give, keep
+        came = np.zeros(keep[1] - keep[0])
+        comm.Sendrecv(total[give[0] : give[1]], other, 0, came, other, 0)
+        begin, end = keep
+        total[begin:end] += came
+        distance *= 2
+    for other, first, middle, last in reversed(ranges):
+        mine, theirs = slice(first, middle), slice(middle, last)
+        if comm.rank > other:
+            mine, theirs = theirs, mine
+        comm.Sendrecv(total[mine], other, 0, total[theirs], other, 0)
+    return total
+
+
+def allreduce_of_the_library(comm, array):
+    total = np.empty_like(array)
+    comm.Allreduce(array, total)
+    return total
+
+
+def allreduce_scattered(comm, array):
+    counts = [len(part) for part in np.array_split(array, comm.size)]
+    own, total = np.empty(counts[comm.rank], array.dtype), np.empty_like(array)
+    comm.Reduce_scatter(array, own, counts)
+    comm.Allgatherv(own, [total, counts])
+    return total
+
+
 EXERCISES = {
     "21-1": Exercise(
         predict,
@@ -162,6 +215,7 @@ EXERCISES = {
     "21-4": Exercise(
         halving_doubling, ranks=(2, 4), call=call_watched, serial=summed,
         cases=arrays_of((1, 2, 5, 1001, 40_000), float),
+        also_right=(halving_by_recursion, halving_from_far_to_near),
         hint="Halve the range in each step; note partner, your half and the other for the way "
         "back. Which half does a rank keep whose bit of `distance` is set?",
         mistakes={
@@ -183,6 +237,7 @@ EXERCISES = {
         lambda comm, array: collectives.allreduce_shared(array, comm), ranks=(2, 3),
         call=call_fast, serial=plain_sum, cases=arrays_of((1, 1001, 100_000), np.float32),
         score=share_of_limit,
+        also_right=(allreduce_of_the_library, allreduce_scattered),
         hint="Return the array with the sum of all ranks' arrays.",
         mistakes={
             "Nothing came back: return the array of sums.":

@@ -141,6 +141,41 @@ def descent(inputs, weigh=True, rate=1, late=False, untouched=True, back=True, m
     return [*workers, (weights if back else None, given if untouched else weights, messages)]
 
 
+def serve_pickled(comm, weights, gradient, rate, steps):
+    server = comm.size - 1
+    for _ in range(steps):
+        if comm.rank == server:
+            answers = [comm.recv(source=worker) for worker in range(server)]
+            samples = sum(count for _, count in answers)
+            weights = weights - rate * sum(count * mean for mean, count in answers) / samples
+            for worker in range(server):
+                comm.send(weights, dest=worker)
+        else:
+            comm.send(gradient(weights), dest=server)
+            weights = comm.recv(source=server)
+    return weights
+
+
+def serve_with_buffers(comm, weights, gradient, rate, steps):
+    weights, server = np.array(weights, float), comm.size - 1
+    message = np.empty(weights.size + 1)
+    for _ in range(steps):
+        if comm.rank < server:
+            mean, count = gradient(weights)
+            message[:-1], message[-1] = np.ravel(mean) * count, count
+            comm.Send(message, dest=server, tag=1)
+            comm.Recv(weights, source=server, tag=2)
+            continue
+        total = np.zeros_like(message)
+        for worker in range(server):
+            comm.Recv(message, source=worker, tag=1)
+            total += message
+        weights -= rate * total[:-1].reshape(weights.shape) / total[-1]
+        for worker in range(server):
+            comm.Send(weights, dest=worker, tag=2)
+    return weights
+
+
 EXERCISES = {
     "22-1": Exercise(
         traffic, cases=[(machines, 1e8) for machines in (2, 3, 4, 9, 64)],
@@ -193,6 +228,7 @@ EXERCISES = {
         f"slow: {best(TIMES[2])[1].max():.0%} of its gradients are left out."),
     "22-4": Exercise(
         serve, ranks=(2, 3), cases=tasks, serial=descent, call=watched, score=share_of_limit,
+        also_right=(serve_pickled, serve_with_buffers),
         hint="Is each step made at the weights of the step before?",
         mistakes={
             "Workers have different numbers of samples: weight each gradient by its own.":

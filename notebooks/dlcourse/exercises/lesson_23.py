@@ -175,6 +175,31 @@ PRODUCTS += [
     for layout in ({"row": "rows", "channel": "columns"}, {"batch": "rows", "channel": "columns"})
 ]
 
+
+def mixture_sorted(comm, tokens, choice, expert):
+    order = np.argsort(choice, kind="stable")
+    cuts = np.searchsorted(choice[order], np.arange(1, comm.size))
+    arrived = comm.alltoall(np.split(tokens[order], cuts))
+    results = expert(np.concatenate(arrived))
+    back = np.split(results, np.cumsum([len(part) for part in arrived])[:-1])
+    sorted_results = np.concatenate(comm.alltoall(back))
+    out = np.empty_like(sorted_results)
+    out[order] = sorted_results
+    return out
+
+
+def mixture_by_messages(comm, tokens, choice, expert):
+    ranks = range(comm.size)
+    requests = [comm.isend(tokens[np.asarray(choice) == rank], rank, tag=1) for rank in ranks]
+    for source in ranks:
+        rows = comm.recv(source=source, tag=1)
+        requests.append(comm.isend(expert(rows), source, tag=2))
+    results = [list(comm.recv(source=rank, tag=2)) for rank in ranks]
+    for request in requests:
+        request.wait()
+    return np.array([results[rank].pop(0) for rank in choice])
+
+
 EXERCISES = {
     "23-1": Exercise(
         microbatches, cases=[(2, 0.3), (2, 1 / 9), (4, 0.1), (8, 0.25), (64, 0.05), (1, 0.01)],
@@ -238,6 +263,7 @@ EXERCISES = {
         remark="Zero bubble (Qi et al. 2023) and DualPipe (DeepSeek, 2024) are such plans."),
     "23-5": Exercise(
         mixture, ranks=(2, 3), cases=tokens, serial=experts,
+        also_right=(mixture_sorted, mixture_by_messages),
         hint="Are the rows in the order of the tokens? What comes back is sorted by experts.",
         mistakes={
             "Are the rows in the order of the tokens? What comes back is sorted by experts.":

@@ -142,6 +142,32 @@ def local_sgd(inputs, share=1, only=99, size=np.abs, each=8, last=True, again=0,
     return [((w, sent, [one[rank] for one in drifts]), touched) for rank, w in ranks]
 
 
+def train_with_buffers(comm, weights, gradient, rate, steps, every):
+    own, mean = np.array(weights, float), np.empty_like(weights, float)
+    nbytes, drift = 0, []
+    for step in range(steps):
+        own -= rate * gradient(own, step)
+        if (step + 1) % every == 0 or step == steps - 1:
+            comm.Allreduce(own, mean)
+            mean /= comm.size
+            nbytes += own.nbytes
+            drift.append(float(abs(own - mean).max()))
+            own[:] = mean
+    return own, nbytes, drift
+
+
+def train_with_a_list_of_turns(comm, weights, gradient, rate, steps, every):
+    turns, drifts = sorted({*range(every, steps, every), steps}), []
+    begin, nbytes = 0, 0
+    for end in turns:
+        for step in range(begin, end):
+            weights = weights - rate * gradient(weights, step)
+        mean = comm.allreduce(weights) / comm.size
+        drifts += [np.max(np.abs(mean - weights))]
+        nbytes, weights, begin = nbytes + weights.nbytes, mean, end
+    return weights, nbytes, drifts
+
+
 EXERCISES = {
     "24-1": Exercise(
         nbytes,
@@ -209,6 +235,7 @@ EXERCISES = {
         train, ranks=(2, 3), cases=walks, serial=local_sgd,
         call=lambda answer, comm, w, *rest:
             (old := w.copy(), answer(comm, w, *rest), bool((old != w).any()))[1:],
+        also_right=(train_with_buffers, train_with_a_list_of_turns),
         hint="Each rank takes steps with its own gradient; every `every` steps all take the mean.",
         mistakes={
             "A sum was taken as the mean: divide it by the ranks.": partial(local_sgd, share=0),

@@ -110,6 +110,35 @@ def recipe(inputs, scale=True, warm=True, weigh=True, total=False, inside=False)
     return [weights] * ranks
 
 
+def recipe_with_sizes(comm, weights, gradient, samples, batch, rate, warmup, momentum):
+    velocity = np.zeros_like(weights)
+    for step, begin in enumerate(range(0, len(samples), batch)):
+        some = samples[begin : begin + batch]
+        own = np.append(np.ravel(gradient(weights, some)) * len(some), len(some))
+        total = np.empty_like(own)
+        comm.Allreduce(own, total)
+        mean = (total[:-1] / total[-1]).reshape(np.shape(weights))
+        velocity = momentum * velocity + mean
+        share = min(1.0, step / warmup) if warmup else 1.0
+        weights = weights - rate * (1 + (comm.size - 1) * share) * velocity
+    return weights
+
+
+def recipe_gathered(comm, weights, gradient, samples, batch, rate, warmup, momentum):
+    weights, velocity, step = np.array(weights, float), 0.0, 0
+    while step * batch < len(samples):
+        some = samples[step * batch : (step + 1) * batch]
+        everyone = comm.allgather((gradient(weights, some), len(some)))
+        means, counts = zip(*everyone, strict=True)
+        velocity = momentum * velocity + np.average(means, axis=0, weights=counts)
+        now = comm.size * rate
+        if step < warmup:
+            now = rate + step / warmup * (comm.size * rate - rate)
+        weights -= now * velocity
+        step += 1
+    return weights
+
+
 EXERCISES = {
     "25-1": Exercise(
         scaled,
@@ -172,6 +201,7 @@ EXERCISES = {
     ],
     "25-4": Exercise(
         train, ranks=(2, 3), cases=parts, serial=recipe,
+        also_right=(recipe_with_sizes, recipe_gathered),
         hint="Mean gradient of all ranks' samples, velocity, rate of this step.",
         mistakes={
             "The rate leads up to ranks x the rate of one rank.": partial(recipe, scale=False),

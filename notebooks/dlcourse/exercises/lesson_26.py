@@ -96,6 +96,61 @@ def fault(ranks):
     return next((name for name, found in faults.items() if found), "")
 
 
+def corrected_by_slices(data, watch, callbacks):
+    import keras
+    import tensorflow as tf
+
+    import dlguide.horovod as hvd
+
+    layers = [keras.layers.Flatten(), keras.layers.Dense(64, "relu")]
+    layers += [keras.layers.Dropout(0.5, seed=hvd.rank()), keras.layers.Dense(10)]
+    model = keras.Sequential([keras.Input((28, 28, 1)), *layers])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size() ** 0.5))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=False)
+    images = data.train_images[hvd.rank() :: hvd.size()]
+    labels = data.train_labels[hvd.rank() :: hvd.size()]
+    batches = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(images)).batch(20)
+    steps = len(data.train_labels) // 20 // hvd.size()  # a rank has only its share of the samples
+    callbacks = [hvd.callbacks.MetricAverageCallback(), *callbacks]
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), *callbacks]
+    model.fit(watch(batches.take(steps)), epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
+
+
+def corrected_by_one_shuffle(data, watch, callbacks):
+    import keras
+    import tensorflow as tf
+
+    import dlguide.horovod as hvd
+
+    model = keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            keras.layers.Flatten(),
+            keras.layers.Dense(64, "relu"),
+            keras.layers.Dropout(0.5, seed=hvd.rank()),
+            keras.layers.Dense(10),
+        ]
+    )
+    optimizer = keras.optimizers.Adam(0.001 * np.sqrt(hvd.size()))
+    model.compile(
+        hvd.DistributedOptimizer(optimizer),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        jit_compile=False,
+    )
+    samples = len(data.train_labels)
+    batches = tf.data.Dataset.from_tensor_slices((data.train_images, data.train_labels))
+    batches = batches.shuffle(samples, seed=7).shard(hvd.size(), hvd.rank()).batch(20)
+    steps = samples // (20 * hvd.size())
+    callbacks = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd.callbacks.MetricAverageCallback(),
+        *callbacks,
+    ]
+    model.fit(watch(batches.take(steps)), epochs=2, verbose=0, shuffle=False, callbacks=callbacks)
+
+
 EXERCISES = {
     "26-1": Exercise(
         last_step,
@@ -155,6 +210,7 @@ EXERCISES = {
         Exercise(
             fixed, ranks=(2,), limit_s=60, call=facts, view=fault, serial=sound,
             cases=lambda ranks: [[()] * ranks],
+            also_right=(corrected_by_slices, corrected_by_one_shuffle),
             mistakes={
                 "Each rank shuffles in its own order, or no shards are made.":
                     partial(sound, seen=lambda rank, p: [range(240)] * 2),

@@ -122,6 +122,23 @@ def serial(inputs, own=share, others=True):
     return [(own(rank, len(inputs), cpus), others) for rank, (cpus,) in enumerate(inputs)]
 
 
+def pin_by_task_of_psutil(comm, cpus):
+    import psutil
+
+    cpus = list(cpus)
+    own = {cpu for place, cpu in enumerate(cpus) if place % comm.size == comm.rank}
+    for thread in psutil.Process().threads():
+        os.sched_setaffinity(thread.id, own or {cpus[comm.rank % len(cpus)]})
+
+
+def pin_by_taskset(comm, cpus):
+    import subprocess
+
+    own = cpus[comm.rank :: comm.size] or [cpus[comm.rank % len(cpus)]]
+    words = ["taskset", "-a", "-c", "-p", ",".join(map(str, own)), str(os.getpid())]
+    subprocess.run(words, check=True, capture_output=True)
+
+
 EXERCISES = {
     "31-1": Exercise(crowding,
         [(1, 2, None), (2, 2, 1), (2, 2, None), (4, 2, 2), (4, 4, 2), (2, 48, 22), (2, 48, None)], {
@@ -160,7 +177,8 @@ EXERCISES = {
             lambda i: serial(i, lambda r, p, cpus: cpus),
         "All ranks are on one core: start at `comm.rank`.":
             lambda i: serial(i, lambda r, p, cpus: cpus[:1]),
-    }, hint="Which CPUs of the list are this rank's? Start at `comm.rank`, continue in steps of "
+    }, also_right=(pin_by_task_of_psutil, pin_by_taskset),
+        hint="Which CPUs of the list are this rank's? Start at `comm.rank`, continue in steps of "
         "`comm.size`; with more ranks than CPUs begin again at the first.",
         remark="TensorFlow, MPI and Python start many threads: a mask that only the first one "
         "has binds nothing that computes.", call=bound, ranks=(2, 3), serial=serial),

@@ -187,6 +187,19 @@ def steps(results):
     return [(len(e), sorted(chain(*e)), all(len(one) <= BATCH for one in e)) for e in results]
 
 
+def equal_steps_by_maximum(comm, mine, batch):
+    from mpi4py import MPI
+
+    steps = comm.allreduce(-(-len(mine) // batch), op=MPI.MAX)
+    return [list(mine[step * batch : (step + 1) * batch]) for step in range(steps)]
+
+
+def equal_steps_of_like_sizes(comm, mine, batch):
+    counts = comm.gather(len(mine), root=0)
+    steps = comm.bcast(ceil(max(counts) / batch) if comm.rank == 0 else None, root=0)
+    return [list(mine[step::steps]) for step in range(steps)]
+
+
 EXERCISES = {
     "41-1": Exercise(speed, STAGES, {
         "Without prefetch add the seconds of all stages, one after the other; then 1 / seconds.":
@@ -256,7 +269,8 @@ EXERCISES = {
             lambda inputs: serial(inputs, lambda own, counts: sum(counts)),
         "A batch has at most `batch` samples: the last one is shorter.":
             lambda inputs: serial(inputs, size=BATCH + 1),
-    }, hint="Return a list of batches, each a list of samples, as many on all ranks.",
+    }, also_right=(equal_steps_by_maximum, equal_steps_of_like_sizes),
+        hint="Return a list of batches, each a list of samples, as many on all ranks.",
         remark="One allreduce per epoch is enough, and no rank waits for another in a step.",
         view=steps, ranks=(2, 3), serial=serial),
 }  # fmt: skip

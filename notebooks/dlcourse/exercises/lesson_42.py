@@ -137,6 +137,43 @@ def rows(inputs, owner=lambda s, p: s % p, row=lambda s, p: s // p, wish=lambda 
     return found
 
 
+def fetch_by_alltoall(comm, kept, wanted):
+    wanted = np.asarray(wanted)
+    asked = comm.alltoall([wanted[wanted % comm.size == owner] for owner in range(comm.size)])
+    came = comm.alltoall([kept[numbers // comm.size] for numbers in asked])
+    rows = [iter(part) for part in came]
+    result = np.empty((len(wanted), *kept.shape[1:]), kept.dtype)
+    for place, number in enumerate(wanted):
+        result[place] = next(rows[number % comm.size])
+    return result
+
+
+def fetch_with_buffers(comm, kept, wanted):
+    order = np.argsort(wanted % comm.size, kind="stable")
+    counts = np.bincount(wanted % comm.size, minlength=comm.size)
+    theirs = np.empty_like(counts)
+    comm.Alltoall(counts, theirs)
+    asked = np.empty(theirs.sum(), wanted.dtype)
+    comm.Alltoallv([wanted[order], counts], [asked, theirs])
+    width = int(np.prod(kept.shape[1:]))
+    rows = np.empty((len(wanted), *kept.shape[1:]), kept.dtype)
+    sent = np.ascontiguousarray(kept[asked // comm.size])
+    comm.Alltoallv([sent, theirs * width], [rows, counts * width])
+    result = np.empty_like(rows)
+    result[order] = rows
+    return result
+
+
+def fetch_round_by_round(comm, kept, wanted):
+    result = np.empty((len(wanted), *kept.shape[1:]), kept.dtype)
+    for away in range(comm.size):
+        to, source = (comm.rank + away) % comm.size, (comm.rank - away) % comm.size
+        places = np.flatnonzero(wanted % comm.size == to)
+        asked = comm.sendrecv(wanted[places], dest=to, source=source)
+        result[places] = comm.sendrecv(kept[asked // comm.size], dest=source, source=to)
+    return result
+
+
 EXERCISES = {
     "42-1": Exercise(samples_per_file, FILES, {
         "How many files may be opened in the seconds of an epoch, not in one second?":
@@ -170,7 +207,8 @@ EXERCISES = {
             lambda i: rows(i, row=lambda s, p: s),
         "More was sent than was wanted. Send each owner the list of what you want from it.":
             lambda i: rows(i, noted=1),
-    }, hint="A row for each wanted sample: sample s is the row s // ranks of rank s % ranks.",
+    }, also_right=(fetch_by_alltoall, fetch_with_buffers, fetch_round_by_round),
+        hint="A row for each wanted sample: sample s is the row s // ranks of rank s % ranks.",
         remark="Every sample came once, from its owner. The limit of the score is one `Alltoallv`.",
         call=watched, ranks=(2, 3), serial=rows, score=share_of_alltoallv),
 }  # fmt: skip

@@ -126,6 +126,18 @@ def means(inputs, own=lambda team, all_of_them: team.mean(0), every=lambda array
     return [(own(arrays[rank % 2 :: 2], arrays), every(arrays)) for rank in range(len(arrays))]
 
 
+def teams_by_gathering(hvd, even, odd, array):
+    mine = even if hvd.rank() % 2 == 0 else odd
+    of_mine = hvd.allgather(array[np.newaxis], process_set=mine)
+    return np.mean(of_mine, axis=0), np.mean(hvd.allgather(array[np.newaxis]), axis=0)
+
+
+def teams_by_sums(hvd, even, odd, array):
+    own = even if even.included() else odd
+    of_own = np.asarray(hvd.allreduce(array, op=hvd.Sum, process_set=own)) / own.size()
+    return of_own, np.asarray(hvd.allreduce(array, op=hvd.Sum)) / hvd.size()
+
+
 EXERCISES = {
     "51-1": Exercise(
         start, call=call_start, cases=[(1,), (2,), (4,)],
@@ -212,6 +224,7 @@ EXERCISES = {
     "51-5": Exercise(
         teams, ranks=(3,), call=call_teams, relative=1e-4, limit_s=120, serial=means,
         cases=lambda ranks: [[(np.float32([[r, 7], [r * r, -r]]),) for r in range(ranks)]],
+        also_right=(teams_by_gathering, teams_by_sums),
         hint="`hvd.allreduce(..., process_set=...)`: the set that this rank belongs to.",
         mistakes={
             "That is the mean of all ranks: name the set in `process_set=`.":

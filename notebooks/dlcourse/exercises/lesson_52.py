@@ -74,6 +74,17 @@ def of_all(inputs, total):
         return list(total(sums, counts) + 0 * sums)
 
 
+def global_mean_in_one_message(comm, rows):
+    own = np.append(rows.sum(axis=0, dtype=float), len(rows))
+    total = np.empty_like(own)
+    comm.Allreduce(own, total)
+    return total[:-1] / total[-1]
+
+
+def global_mean_of_all_rows(comm, rows):
+    return np.mean(np.vstack(comm.allgather(rows)), axis=0)
+
+
 EXERCISES = {
     "52-1": Exercise(
         divide, cases=FILES, call=dealt_once, score=share_of_bound,
@@ -135,6 +146,7 @@ EXERCISES = {
     "52-5": Exercise(
         global_mean, ranks=(2, 3), cases=rows,
         serial=partial(of_all, total=lambda sums, counts: sums.sum(0) / counts.sum()),
+        also_right=(global_mean_in_one_message, global_mean_of_all_rows),
         hint="Sum the rows of all ranks, sum the counts, then divide.",
         mistakes={
             "The mean over nothing is NaN, and a sum carries it to every rank.": partial(

@@ -137,6 +137,29 @@ def alone(inputs):
     return [moved(*sums_of(*each)) for each in inputs]
 
 
+def step_by_matrix_product(comm, points, centres):
+    distances = (centres**2).sum(axis=1) - 2 * points @ centres.T
+    chosen = np.eye(len(centres))[distances.argmin(axis=1)]
+    own = np.column_stack([chosen.T @ points, chosen.sum(axis=0)])
+    total = np.empty_like(own)
+    comm.Allreduce(own, total)
+    counts = total[:, -1:]
+    return np.where(counts > 0, total[:, :-1] / np.maximum(counts, 1), centres)
+
+
+def step_by_loop(comm, points, centres):
+    nearest = [
+        int(np.argmin([np.sum((point - centre) ** 2) for centre in centres])) for point in points
+    ]
+    result = centres.copy()
+    for number in range(len(centres)):
+        own = [point for point, near in zip(points, nearest, strict=True) if near == number]
+        everyone = [point for part in comm.allgather(own) for point in part]
+        if everyone:
+            result[number] = np.mean(everyone, axis=0)
+    return result
+
+
 EXERCISES = {
     "60-1": [
         Exercise(
@@ -199,6 +222,7 @@ EXERCISES = {
     ],
     "60-4": Exercise(
         step, ranks=(2, 3), cases=parts, serial=of_all, score=share_of_daal,
+        also_right=(step_by_matrix_product, step_by_loop),
         hint="Sum of all points of the cluster on all ranks, divided by their number on all ranks.",
         mistakes={
             "0 / 0: a rank may have no points of a cluster, and a cluster none at all.":

@@ -110,6 +110,23 @@ def skill(answer, cluster=None):
     return 1 - errors(answer).mean() / errors(lambda few, p: few[8] / 8 * p).mean()
 
 
+def waiting_gathered(comm, step_s, exchange_s):
+    everyone = np.array(comm.allgather(step_s))
+    slowest = everyone.max(axis=0)
+    seconds = slowest.sum() + exchange_s * len(slowest)
+    return seconds, (slowest - everyone).sum() / (comm.size * seconds)
+
+
+def waiting_by_sums(comm, step_s, exchange_s):
+    from mpi4py import MPI
+
+    slowest = np.empty_like(step_s)
+    comm.Allreduce(step_s, slowest, op=MPI.MAX)
+    total_s = float(sum(slowest)) + len(step_s) * exchange_s
+    waited_s = comm.allreduce(float(sum(slowest - step_s)))
+    return total_s, waited_s / total_s / comm.Get_size()
+
+
 EXERCISES = {
     "70-1": Exercise(
         speed_ups, cases=[(29.4, 32, 0.013), (7.0, 8, 0.1), (500.0, 1000, 0.002)], relative=1e-3,
@@ -141,6 +158,7 @@ EXERCISES = {
         "that is lost."),
     "70-3": Exercise(
         waiting, ranks=(2, 3), cases=steps, serial=waited,
+        also_right=(waiting_gathered, waiting_by_sums),
         hint="In each step all wait for its slowest rank; then comes one exchange.",
         mistakes={
             "One rank's times are not enough. `comm.allreduce(x, op=MPI.MAX)` gives them to all.":

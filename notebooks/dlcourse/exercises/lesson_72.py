@@ -100,6 +100,16 @@ def share_of_best(answer, cluster=None):
     return sum(best / own for own, best in pairs) / len(pairs)
 
 
+def leave_by_or(comm, seen):
+    from mpi4py import MPI
+
+    return comm.allreduce(seen, op=MPI.LOR)
+
+
+def leave_by_count(comm, seen):
+    return sum(int(each) for each in comm.allgather(seen)) > 0
+
+
 EXERCISES = {
     "72-1": Exercise(
         paid,
@@ -148,6 +158,7 @@ EXERCISES = {
         remark="Each further link costs its staging and start, on all cores."),
     "72-4": Exercise(
         leave, ranks=(2, 3), call=call_leave, cases=looks, view=verdict, serial=decided,
+        also_right=(leave_by_or, leave_by_count),
         hint="All ranks must decide alike, and one that has seen the file is enough.",
         mistakes={
             "The ranks must agree: one that leaves makes the others wait in the next allreduce.":

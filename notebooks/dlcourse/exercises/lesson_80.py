@@ -73,6 +73,28 @@ def one_sum(results):
     return [came for came, _ in results] if set(sums) == {1} else f"{sums} sums"
 
 
+def exchange_by_offsets(comm, generator, discriminator, clips, total):
+    both = [*generator, *discriminator]
+    flat = np.concatenate([[clips], *(clips * np.ravel(each) for each in both)])
+    summed = np.asarray(total(flat))
+    means, begin = [], 1
+    for each in both:
+        means.append((summed[begin : begin + each.size] / summed[0]).reshape(each.shape))
+        begin += each.size
+    return means[: len(generator)], means[len(generator) :]
+
+
+def exchange_by_split(comm, generator, discriminator, clips, total):
+    arrays = list(discriminator) + list(generator)
+    flat = np.zeros(sum(each.size for each in arrays) + 1)
+    flat[:-1] = np.hstack([each.flatten() for each in arrays]) * clips
+    flat[-1] = clips
+    flat = total(flat)
+    parts = np.split(flat[:-1] / flat[-1], np.cumsum([each.size for each in arrays])[:-1])
+    shaped = [part.reshape(each.shape) for part, each in zip(parts, arrays, strict=True)]
+    return shaped[len(discriminator) :], shaped[: len(discriminator)]
+
+
 EXERCISES = {
     "80-1": Exercise(
         psnr,
@@ -126,6 +148,7 @@ EXERCISES = {
         call=call_exchange,
         view=one_sum,
         serial=means(),
+        also_right=(exchange_by_offsets, exchange_by_split),
         hint="Multiply by this rank's clips before the sum.",
         mistakes={
             "Put all arrays of both lists into one flat array, sum that, and split it.": means(

@@ -199,6 +199,56 @@ def summed(inputs, of=lambda total, own, node, lowest: total, fault=0):
     return results
 
 
+def nodes_first_pickled(comm, gradient, nodes):
+    mine = [rank for rank in range(comm.size) if nodes[rank] == nodes[comm.rank]]
+    leaders = sorted({nodes.index(node) for node in nodes})
+    if comm.rank != mine[0]:
+        comm.send(gradient, dest=mine[0])
+        return comm.recv(source=mine[0])
+    total = gradient.copy()
+    for rank in mine[1:]:
+        total += comm.recv(source=rank)
+    if comm.rank == leaders[0]:
+        for leader in leaders[1:]:
+            total += comm.recv(source=leader)
+        for leader in leaders[1:]:
+            comm.send(total, dest=leader)
+    else:
+        comm.send(total, dest=leaders[0])
+        total = comm.recv(source=leaders[0])
+    for rank in mine[1:]:
+        comm.send(total, dest=rank)
+    return total
+
+
+def nodes_first_by_a_chain(comm, gradient, nodes):
+    lowest = {}
+    for rank, node in enumerate(nodes):
+        lowest.setdefault(node, rank)
+    leaders, leader = list(lowest.values()), lowest[nodes[comm.rank]]
+    total, part = np.array(gradient), np.empty_like(gradient)
+    others = [r for r in range(comm.size) if nodes[r] == nodes[comm.rank] and r != leader]
+    if comm.rank == leader:
+        for other in others:
+            comm.Recv(part, source=other)
+            total += part
+        place = leaders.index(leader)
+        if place > 0:
+            comm.Recv(part, source=leaders[place - 1])
+            total += part
+        if place + 1 < len(leaders):
+            comm.Send(total, dest=leaders[place + 1])
+            comm.Recv(total, source=leaders[place + 1])
+        if place > 0:
+            comm.Send(total, dest=leaders[place - 1])
+        for other in others:
+            comm.Send(total, dest=other)
+    else:
+        comm.Send(total, dest=leader)
+        comm.Recv(total, source=leader)
+    return total
+
+
 EXERCISES = {
     "82-1": Exercise(
         busiest,
@@ -243,6 +293,7 @@ EXERCISES = {
         view=lambda ranks: ([came for came, _ in ranks], max(fault for _, fault in ranks)),
         cases=lambda p: [[(np.sin(np.arange(6) + rank), nodes.tolist()) for rank in range(p)]
                          for nodes in ((np.arange(p) + 1) // 2, np.arange(p) % 2)],
+        also_right=(nodes_first_pickled, nodes_first_by_a_chain),
         hint="Does every gradient count once, and does the sum come back to all ranks?",
         mistakes={
             "Return it on every rank, also on those that only hand theirs over.": partial(

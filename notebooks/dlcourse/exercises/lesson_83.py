@@ -118,6 +118,27 @@ def share_of_ideal(answer, cluster):
     return (found.mean.value - 0.5) / (ideal - 0.5)
 
 
+def area_by_ranks(comm, labels, scores):
+    from scipy.stats import rankdata
+
+    labels = np.concatenate(comm.allgather(np.asarray(labels)))
+    scores = np.concatenate(comm.allgather(np.asarray(scores)))
+    positive = int(labels.sum())
+    sum_of_ranks = rankdata(scores)[labels == 1].sum()
+    pairs = positive * (len(labels) - positive)
+    return float((sum_of_ranks - positive * (positive + 1) / 2) / pairs)
+
+
+def area_by_sklearn(comm, labels, scores):
+    from sklearn.metrics import roc_auc_score
+
+    parts = comm.gather((labels, scores), root=0)
+    area = None
+    if comm.rank == 0:
+        area = roc_auc_score(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+    return comm.bcast(area, root=0)
+
+
 EXERCISES = {
     "83-1": Exercise(luck, [(1, 1), (2, 2), (8, 14), (10, 14), (14, 14), (0, 5)], {
         "This is exactly so many. A reader is impressed by more, too.":
@@ -153,7 +174,8 @@ EXERCISES = {
         "This is the mean of the ranks' areas: pairs across ranks are missing.":
             lambda inputs: [np.mean(of_each(inputs))] * len(inputs),
         "This is the area of the rank's own radiographs.": of_each,
-    }, hint="Gather labels and scores of all ranks first: `comm.allgather`.",
+    }, also_right=(area_by_ranks, area_by_sklearn),
+        hint="Gather labels and scores of all ranks first: `comm.allgather`.",
         remark="A mean of areas is not the area of all: pairs across ranks are missing in it.",
         ranks=(2, 3), serial=of_all),
     "83-5": Exercise(

@@ -156,6 +156,24 @@ def within_two_percent(answer):
         raise WrongAnswer("The mean error is above 2 %.")
 
 
+def noise_scale_by_two_batches(comm, gradient, samples):
+    small, large = samples / comm.size, samples
+    mean = np.empty_like(gradient)
+    comm.Allreduce(gradient, mean)
+    mean /= comm.size
+    of_small = comm.allreduce(float(gradient @ gradient)) / comm.size
+    of_large = float(mean @ mean)
+    squared = (large * of_large - small * of_small) / (large - small)
+    return (of_small - of_large) / (1 / small - 1 / large) / squared
+
+
+def noise_scale_by_variance(comm, gradient, samples):
+    everyone = np.stack(comm.allgather(gradient))
+    variance = everyone.var(axis=0, ddof=1).sum()  # of the mean of a rank's samples
+    squared = (everyone.mean(axis=0) ** 2).sum() - variance / comm.size
+    return samples / comm.size * variance / squared
+
+
 EXERCISES = {
     "90-1": Exercise(
         training_flops,
@@ -188,6 +206,7 @@ EXERCISES = {
         remark="A setting that recomputes less can have a higher MFU and a lower second share."),
     "90-3": Exercise(
         noise_scale, ranks=(2, 3), cases=noise_cases, serial=noise_serial,
+        also_right=(noise_scale_by_two_batches, noise_scale_by_variance),
         hint="Two equations: a mean over B samples has the squared length |G|² + tr(Σ) / B.",
         mistakes={
             "The mean gradient, not the sum of the ranks' means.":

@@ -178,6 +178,38 @@ def as_fast_as_all_or_none(answer):
         raise WrongAnswer("The best layout that keeps all layers or none is faster.")
 
 
+def stage_2_by_reduce_scatter(comm, weights, gradients, velocity, samples, rate, momentum):
+    from dlguide.collectives import parts
+
+    new_weights, new_velocity, kept = [], [], [None] * len(weights)
+    for place in reversed(range(len(weights))):
+        counts = [len(part) for part in parts(weights[place], comm.size)]
+        kept[place] = np.empty(counts[comm.rank])
+        comm.Reduce_scatter(gradients(place), kept[place], counts)
+    for old, speed, mine in zip(weights, velocity, kept, strict=True):
+        cuts, whole = parts(old, comm.size), np.empty_like(old)
+        speed = momentum * speed + rate * mine / samples
+        own = cuts[comm.rank] - speed
+        comm.Allgatherv(own, [whole, [len(part) for part in cuts]])
+        new_weights.append(whole)
+        new_velocity.append(speed)
+    return new_weights, new_velocity, kept
+
+
+def stage_2_by_allreduce(comm, weights, gradients, velocity, samples, rate, momentum):
+    from dlguide.collectives import parts
+
+    kept = []
+    for place in range(len(weights) - 1, -1, -1):
+        total = comm.allreduce(gradients(place))
+        kept.insert(0, parts(total, comm.size)[comm.rank].copy())
+    speeds = [
+        momentum * old + rate * each / samples for old, each in zip(velocity, kept, strict=True)
+    ]
+    steps = [np.concatenate(comm.allgather(speed)) for speed in speeds]
+    return [old - step for old, step in zip(weights, steps, strict=True)], speeds, kept
+
+
 EXERCISES = {
     "91-1": Exercise(
         kept_by_a_rank,
@@ -229,6 +261,7 @@ EXERCISES = {
     ],
     "91-4": Exercise(
         stage_2_step, ranks=(2, 3), cases=stage_2_cases, serial=stage_2_serial, call=stage_2_call,
+        also_right=(stage_2_by_reduce_scatter, stage_2_by_allreduce),
         hint="Reduce-scatter, keep a copy of the part, update the own part, allgather.",
         mistakes={
             "Divide the sums by `samples`: the mean gradient moves the weights.":

@@ -214,6 +214,33 @@ def better_than_zigzag(answer):
         raise WrongAnswer("No better than zigzag. Look at `pairs`: which block comes first?")
 
 
+def mean_so_far_round_by_round(comm, values, mine):
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    total, count = np.zeros_like(values, dtype=float), np.zeros((len(values), 1))
+    guests, places = values, np.asarray(mine)
+    for turn in range(comm.size):
+        seen = places[None, :] <= np.asarray(mine)[:, None]
+        total += seen @ guests
+        count += seen.sum(axis=1, keepdims=True)
+        if turn < comm.size - 1:
+            guests, places = comm.sendrecv((guests, places), right, source=left)
+    return total / count
+
+
+def mean_so_far_collected(comm, values, mine):
+    parts = [(values, mine)]
+    for _ in range(comm.size - 1):
+        package = comm.sendrecv(
+            parts[-1], (comm.rank - 1) % comm.size, source=(comm.rank + 1) % comm.size
+        )
+        parts.append(package)
+    places = np.concatenate([np.asarray(each[1]) for each in parts])
+    order = np.argsort(places)
+    sums = np.cumsum(np.concatenate([each[0] for each in parts])[order], axis=0)
+    until = np.searchsorted(places[order], mine, side="right")
+    return sums[until - 1] / until[:, None]
+
+
 EXERCISES = {
     "92-1": Exercise(
         cheaper,
@@ -255,6 +282,7 @@ EXERCISES = {
     "92-4": Exercise(
         mean_so_far, ranks=(2, 3), cases=parts, serial=means,
         call=lambda answer, comm, *rest: answer(OnlyRing(comm), *rest),
+        also_right=(mean_so_far_round_by_round, mean_so_far_collected),
         hint="Let values and their places travel; add up what is seen, and count it.",
         mistakes={
             "Only this rank's values are in the mean: let them travel.": partial(means, own=True),

@@ -156,6 +156,33 @@ def check_outer(answer):
         raise WrongAnswer("Not better than the mean of the weights. What does momentum add?")
 
 
+def four_bits_in_tuples(comm, change):
+    scale = float(np.abs(change).max(initial=0.0)) / 7
+    codes = np.zeros(len(change), "int8")
+    if scale > 0:
+        codes = np.rint(change / scale).astype("int8")
+    sent = [other.astype(float) * size for other, size in comm.allgather((codes, scale))]
+    return sum(sent) / comm.size, (len(change) + 1) // 2 + 8
+
+
+def four_bits_packed(comm, change):
+    largest = np.max(np.abs(change), initial=0)
+    scale = np.array([largest / 7 if largest else 1.0])
+    codes = np.rint(change / scale).astype(int) + 8
+    low, high = codes[::2], codes[1::2]
+    packed = low.astype("u1")
+    packed[: len(high)] |= (high << 4).astype("u1")
+    message = np.concatenate([packed, scale.view("u1")])
+    everyone = np.empty((comm.size, len(message)), "u1")
+    comm.Allgather(message, everyone)
+    mean = np.zeros(len(change))
+    for other in everyone:
+        values = np.empty(2 * len(packed))
+        values[::2], values[1::2] = other[:-8] & 15, other[:-8] >> 4
+        mean += (values[: len(change)] - 8) * other[-8:].copy().view("f8")
+    return mean / comm.size, len(message)
+
+
 EXERCISES = {
     "94-1": Exercise(
         outer_step, cases=outer_cases,
@@ -199,6 +226,7 @@ EXERCISES = {
         remark="Fragments of equal size need the rate of one exchange spread over all H steps."),
     "94-4": Exercise(
         four_bits, ranks=(2, 3), cases=four_bits_cases, serial=four_bits_serial,
+        also_right=(four_bits_in_tuples, four_bits_packed),
         hint="Each rank sends its scale and its codes; every rank decodes all and takes the mean.",
         mistakes={
             "Each rank has its own scale, which travels with the codes.":
