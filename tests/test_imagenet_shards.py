@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from imagenet_writers import fields, framed, write_shards
 from PIL import Image
 
-from dlguide.data import formats, synthetic
-from dlguide.data.formats.sample import encode_features, features
+from dlguide.data import synthetic
+from dlguide.data.formats.sample import encode_features
 from dlguide.data.readers import imagenet_shards
 from dlguide.errors import DataError, MissingComponentError
 
@@ -44,14 +44,6 @@ def one_shard(folder, *records, split="train"):
 # --- what is written is what is read -----------------------------------------------------------
 
 
-def test_shards_have_the_names_of_the_usual_conversion(made):
-    names = sorted(path.name for path in made.iterdir())
-    assert names == [f"train-{k:05d}-of-00005" for k in range(5)] + [
-        "validation-00000-of-00002",
-        "validation-00001-of-00002",
-    ]
-
-
 @pytest.mark.parametrize(("split", "pictures"), [("train", TRAIN), ("validation", VALIDATION)])
 def test_records_are_read_back(made, split, pictures):
     found = imagenet_shards.read(made, split)
@@ -67,34 +59,16 @@ def test_records_are_read_back(made, split, pictures):
 VAL = "ILSVRC2012_val"
 
 
-def test_pictures_are_shared_evenly_and_can_be_sliced(made):
-    found = imagenet_shards.read(made)
-    assert np.bincount(found.table["file"]).tolist() == [3, 3, 4, 3, 4]
-    assert [one.index for one in found[1::4]] == [1, 5, 9, 13]
-    assert found[-1].index == 16
-    with pytest.raises(IndexError):
-        found[17]
-
-
 def test_tensorflow_reads_what_is_written_and_its_records_are_read(made, tmp_path):
     import tensorflow as tf
 
     paths = [str(path) for path in sorted(made.glob("train-*"))]
     one = tf.io.FixedLenFeature
-    asked = {
-        "image/encoded": one([], tf.string),
-        "image/class/label": one([], tf.int64),
-        "image/filename": one([], tf.string),
-        "image/height": one([], tf.int64),
-    }
-    count = 0
+    asked = {"image/encoded": one([], tf.string), "image/class/label": one([], tf.int64)}
     for raw, picture in zip(tf.data.TFRecordDataset(paths), TRAIN, strict=True):
         record = tf.io.parse_single_example(raw, asked)
         assert record["image/encoded"].numpy() == picture.encoded()
         assert record["image/class/label"].numpy() == picture.label + 1
-        assert record["image/height"].numpy() == picture.pixels.shape[0]
-        count += 1
-    assert count == 17
 
     def feature(values):
         if isinstance(values[0], bytes):
@@ -113,32 +87,6 @@ def test_tensorflow_reads_what_is_written_and_its_records_are_read(made, tmp_pat
     found = imagenet_shards.read(folder)
     assert [one.label for one in found] == [picture.label for picture in TRAIN[:8]]
     assert [one.encoded for one in found] == [picture.encoded() for picture in TRAIN[:8]]
-
-
-VALUES = st.one_of(
-    st.lists(st.binary(max_size=300), max_size=4),
-    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4),
-    st.lists(st.floats(width=32, allow_nan=False), max_size=4),
-)
-
-
-@given(st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=20), VALUES, max_size=5))
-def test_any_features_come_back(values):
-    assert features(encode_features(values)) == values
-
-
-# --- into the formats --------------------------------------------------------------------------
-
-
-def test_shards_become_a_data_set_of_the_house(made, tmp_path):
-    with formats.create(tmp_path / "packed", "recordio") as writer:
-        for sample in imagenet_shards.read(made).samples():
-            writer.append(sample)
-    with formats.open(tmp_path / "packed") as packed:
-        assert len(packed) == 17
-        for sample, picture in zip(packed, TRAIN, strict=True):
-            assert (sample.data, sample.label) == (picture.encoded(), picture.label)
-        assert packed[4].key == "train/n90000001_4.JPEG"
 
 
 # --- what is wrong is named --------------------------------------------------------------------
@@ -177,13 +125,10 @@ def test_a_shard_that_was_cut_between_two_records_is_seen(copy):
     with pytest.raises(DataError, match=r"00002-of-00005: holds 2 records where others hold 4"):
         imagenet_shards.read(copy)
     assert len(imagenet_shards.read(copy, even=False)) == 15
-    path.write_bytes(whole[: ends(path)[-1]] if len(ends(path)) > 2 else whole)
+    path.write_bytes(whole)
     last = copy / "train-00004-of-00005"
     last.write_bytes(last.read_bytes()[: ends(last)[2]])  # the last shard may be the shorter one
     assert len(imagenet_shards.read(copy)) == 16
-    path.write_bytes(b"")
-    with pytest.raises(DataError, match="00002-of-00005: holds no record"):
-        imagenet_shards.read(copy)
 
 
 def test_every_cut_and_every_flipped_bit_is_reported_with_file_and_place(copy):
@@ -191,14 +136,14 @@ def test_every_cut_and_every_flipped_bit_is_reported_with_file_and_place(copy):
     whole, rng = path.read_bytes(), np.random.default_rng(3)
     within = [
         length
-        for length in (*range(1, 17), *rng.integers(17, len(whole), 60).tolist())
+        for length in (*range(1, 17), *rng.integers(17, len(whole), 20).tolist())
         if length not in ends(path)
     ]
     for length in within:
         path.write_bytes(whole[:length])
         with pytest.raises(DataError, match=r"validation-00001-of-00002: record \d+ at byte \d+"):
             imagenet_shards.read(copy, "validation")
-    for place in [*range(16), *rng.integers(0, len(whole), 120).tolist(), len(whole) - 1]:
+    for place in [*range(16), *rng.integers(0, len(whole), 20).tolist(), len(whole) - 1]:
         damaged = bytearray(whole)
         damaged[place] ^= 1 << int(rng.integers(8))
         path.write_bytes(damaged)
@@ -217,14 +162,6 @@ def test_a_file_that_changes_after_it_was_indexed_is_seen(copy):
         found[3]
 
 
-def test_no_ordinary_files_are_refused(copy):
-    path = copy / "train-00001-of-00005"
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(DataError, match="00001-of-00005: is not an ordinary file"):
-        imagenet_shards.read(copy)
-
-
 PICTURE = TRAIN[3]
 PNG = io.BytesIO()
 Image.fromarray(PICTURE.pixels).save(PNG, "png")
@@ -233,22 +170,14 @@ Image.fromarray(PICTURE.pixels).save(PNG, "png")
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"image/class/label": [0]}, "label 0 must be 1 to 1000"),
         ({"image/class/label": [1001]}, "label 1001 must be 1 to 1000"),
-        ({"image/class/label": [-1]}, "label -1 must be 1 to 1000"),
-        ({"image/class/label": [1, 2]}, "'image/class/label' is not one int"),
         ({"image/class/label": [b"1"]}, "'image/class/label' is not one int"),
         ({"image/class/label": None}, "it has no feature 'image/class/label'"),
         ({"image/class/synset": [b"cat"]}, "must be called n and 8 digits, got 'cat'"),
-        ({"image/class/synset": [b"\xff"]}, "'image/class/synset' is not UTF-8"),
         ({"image/filename": [b"n90000001_3.JPEG"]}, "'n90000001_3.JPEG' among those of n90000000"),
         ({"image/height": [33]}, r"its JPEG has \(\d+, \d+\) pixels, the record says \(\d+, 33\)"),
-        ({"image/encoded": None}, "it has no feature 'image/encoded'"),
-        ({"image/encoded": [b""]}, r"no whole JPEG \(0 bytes\)"),
-        ({"image/encoded": [b"<html>"]}, "no whole JPEG .*begins with b'<html>'"),
         ({"image/encoded": [PNG.getvalue()]}, "no whole JPEG .*begins with b'.x89PNG"),
         ({"image/encoded": [PICTURE.encoded()[:-2]]}, "no whole JPEG .*: has no end"),
-        ({"image/encoded": [PICTURE.encoded()[:30]]}, "no whole JPEG"),
     ],
 )  # fmt: skip
 def test_a_record_that_does_not_hold_is_named(changed, text, tmp_path):
@@ -260,54 +189,30 @@ def test_a_record_that_does_not_hold_is_named(changed, text, tmp_path):
         found[1]
 
 
-def test_no_decoder_but_that_of_jpeg_sees_a_record(tmp_path, monkeypatch):
-    asked = []
-    Image.init()
-    monkeypatch.setitem(Image.OPEN, "ANY", (Image.Image, asked.append))
-    monkeypatch.setattr(Image, "ID", ["ANY", *Image.ID])
-    changed = {"image/encoded": [PICTURE.encoded()[:30]]}
-    bad = encode_features(fields(PICTURE, **changed))
-    with pytest.raises(DataError, match="no whole JPEG"):
-        imagenet_shards.read(one_shard(tmp_path / "bad", bad))[0]
-    assert asked == []
-
-
 def test_labels_that_change_their_class_are_named(tmp_path):
     records = [encode_features(fields(TRAIN[number])) for number in (0, 1)]
     swapped = encode_features(fields(TRAIN[3], **{"image/class/label": [2]}))
-    other = fields(TRAIN[4], **{
-        "image/class/synset": [b"n90000009"], "image/filename": [b"n90000009_4.JPEG"]})  # fmt: skip
-    folder = one_shard(tmp_path / "mixed", *records, swapped, encode_features(other))
+    folder = one_shard(tmp_path / "mixed", *records, swapped)
     found = imagenet_shards.read(folder)
     assert [found[k].synset for k in (0, 1)] == ["n90000000", "n90000001"]
     with pytest.raises(DataError, match=r"record 2 .*label 2 is n90000000 here and n90000001 else"):
         found[2]
-    with pytest.raises(DataError, match=r"record 3 .*label 2 is n90000009 here and n90000001 else"):
-        found[3]
-    again = imagenet_shards.read(folder)
-    assert again[0].label == 0
-    alone = encode_features(fields(TRAIN[3], **{"image/class/label": [7]}))
-    one_shard(folder, records[0], alone)
-    again = imagenet_shards.read(folder)
-    assert again[0].label == 0
-    with pytest.raises(DataError, match=r"record 1 .*n90000000 has label 7 here and 1 elsewhere"):
-        again[1]
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_bytes_in_a_record_give_anything_but_a_picture_or_an_error(data, tmp_path):
     contents = bytearray(encode_features(fields(TRAIN[0])))
-    head = min(len(contents), 400)  # most features stand at the begin
+    head = min(len(contents), 400)  # most features are at the beginning
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, head - 1))
         contents[place] = data.draw(st.integers(0, 255))
     found = imagenet_shards.read(one_shard(tmp_path / "fuzzed", bytes(contents)))
-    said = ""
+    message = ""
     try:
         one = found[0]
         assert 0 <= one.label < 1000
         assert one.pixels.shape == TRAIN[0].pixels.shape
     except DataError as error:
-        said = str(error)
-    assert re.match(r"$|.*00000-of-00001: record 0 at byte 12: .|record 0, n9.*: no image", said)
+        message = str(error)
+    assert re.match(r"$|.*00000-of-00001: record 0 at byte 12: .|record 0, n9.*: no image", message)

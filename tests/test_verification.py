@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from pathlib import Path
 
@@ -49,13 +48,13 @@ KINDS = (*formats.KINDS, "SHA256SUMS", "mnist", *PUBLISHED)
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_data_sets_pass_and_a_cut_file_is_named(kind, tmp_path):
     folder, count = write(kind, tmp_path / "data")
-    told = []
-    report = verification.verify(folder, progress=lambda *two: told.append(two))
+    calls = []
+    report = verification.verify(folder, progress=lambda *two: calls.append(two))
     assert report.ok, str(report)
     assert report.count == count
-    assert told[-1][0] == told[-1][1] > 0
+    assert calls[-1][0] == calls[-1][1] > 0
     if kind not in PUBLISHED:
-        assert report.nbytes >= told[-1][0]
+        assert report.nbytes >= calls[-1][0]
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != "SHA256SUMS"]
     path = max(files, key=lambda path: path.stat().st_size)
     path.write_bytes(path.read_bytes()[:-20])
@@ -101,29 +100,12 @@ def test_what_is_lost_is_named(kind, name, tmp_path):
     assert name in str(report)
 
 
-def test_files_that_no_list_names_are_told(tmp_path):
+def test_files_that_no_list_names_are_reported(tmp_path):
     folder, _ = write("SHA256SUMS", tmp_path / "data")
     (folder / "more").write_bytes(b"x")
     report = verification.verify(folder)
     assert report.ok
     assert "1 files that SHA256SUMS does not list, such as 'more'" in str(report)
-
-
-def test_checksums_count_files_and_formats_records(tmp_path):
-    folder, _ = write("SHA256SUMS", tmp_path / "data")
-    assert f"{folder}: SHA256SUMS, 2 files, 2400 bytes: no damage found" in str(
-        verification.verify(folder)
-    )
-    folder, _ = write("recordio", tmp_path / "packed")
-    assert f"{folder}: recordio, 5 records, " in str(verification.verify(folder))
-
-
-def test_the_report_says_of_each_layout_what_cannot_be_seen(tmp_path):
-    for kind in PUBLISHED:
-        folder, _ = write(kind, tmp_path / kind)
-        said = " ".join(verification.verify(folder).unchecked)
-        assert ("it has no checksum" in said) == (kind != "imagenet_shards")
-        assert ("checked against its checksum only" in said) == (kind == "imagenet_shards")
 
 
 def test_links_in_the_place_of_files_are_damage(tmp_path):
@@ -135,12 +117,9 @@ def test_links_in_the_place_of_files_are_damage(tmp_path):
     assert "is a link" in str(report)
 
 
-def test_what_is_not_known_or_not_there_is_said(tmp_path):
+def test_unknown_and_missing_folders_are_refused(tmp_path):
     (tmp_path / "holiday").mkdir()
     with pytest.raises(ValueError, match=r"`folder` must hold manifest\.json, SHA256SUMS"):
         verification.verify(tmp_path / "holiday")
     with pytest.raises(MissingComponentError, match="Run `dlguide data fetch cifar10` to get it"):
         verification.verify(tmp_path / "cifar10")
-    with pytest.raises(MissingComponentError, match="`dlguide data list` names them"):
-        verification.verify(tmp_path / "other")
-    assert os.listdir(tmp_path) == ["holiday"]

@@ -2,13 +2,8 @@
 
 from pathlib import Path
 
-from dlcourse.usecases.chest_xray.chestxray14 import (
-    HEADER,
-    LISTS,
-    TABLE,
-)
+from dlcourse.usecases.chest_xray.chestxray14 import HEADER, LISTS, TABLE
 from dlcourse.usecases.video.kitti_tracking import IMAGES, LABELS
-from dlguide.errors import require_count
 from dlguide.files import new_folder
 
 _SPACING_MM = 0.143
@@ -17,29 +12,22 @@ _TEST_ONE_IN = 5
 
 def write_chestxray14(folder, radiographs, images_per_folder=None):
     """Write radiographs as ChestX-ray14 has them; every fifth patient goes to the test list."""
-    if images_per_folder is not None:
-        require_count(images_per_folder, "images_per_folder")
     with new_folder(folder) as partial:
-        if images_per_folder is None:
-            (partial / "images").mkdir()
-        lists = {split: (partial / name).open("w") for split, name in LISTS.items()}
-        try:
-            with (partial / TABLE).open("w") as table:
-                table.write(HEADER + "\n")
-                for count, one in enumerate(radiographs):
-                    images = partial / "images"
-                    if images_per_folder is not None:
-                        images = partial / f"images_{count // images_per_folder + 1:03d}" / "images"
-                        images.mkdir(parents=True, exist_ok=True)
-                    (images / one.name).write_bytes(one.encoded())
-                    rows, columns = one.pixels.shape
-                    cells = (one.name, one.finding_labels, one.follow_up, one.patient, one.age)
-                    cells += (one.gender, one.view, columns, rows, _SPACING_MM, _SPACING_MM)
-                    table.write(",".join(map(str, cells)) + ",\n")
-                    lists["train" if one.patient % _TEST_ONE_IN else "test"].write(one.name + "\n")
-        finally:
-            for file in lists.values():
-                file.close()
+        rows, lists = [HEADER], {split: [] for split in LISTS}
+        for count, one in enumerate(radiographs):
+            images = partial / "images"
+            if images_per_folder is not None:
+                images = partial / f"images_{count // images_per_folder + 1:03d}" / "images"
+            images.mkdir(parents=True, exist_ok=True)
+            (images / one.name).write_bytes(one.encoded())
+            height, width = one.pixels.shape
+            cells = (one.name, one.finding_labels, one.follow_up, one.patient, one.age)
+            cells += (one.gender, one.view, width, height, _SPACING_MM, _SPACING_MM)
+            rows.append(",".join(map(str, cells)) + ",")
+            lists["train" if one.patient % _TEST_ONE_IN else "test"].append(one.name)
+        (partial / TABLE).write_text("\n".join(rows) + "\n")
+        for split, names in lists.items():
+            (partial / LISTS[split]).write_text("".join(f"{name}\n" for name in names))
     return Path(folder)
 
 
