@@ -18,7 +18,6 @@ from dlguide.cli.app import app
 from dlguide.cli.batch import batch as command
 from dlguide.cluster import batch
 from dlguide.cluster.batch import Job, Profile, render
-from dlguide.cluster.batch import job as jobs
 from dlguide.cluster.batch.job import seconds_of
 
 assert command  # importing it adds the command
@@ -251,8 +250,6 @@ BAD_JOBS = {
     "no script": ({"program": "train"}, "`program` must be a script.py"),
     "two hours?": ({"time": "2:00"}, "must be written H:MM:SS .* Two hours are 2:00:00"),
     "no time": ({"time": "0:00:00"}, "longer than 0 s"),
-    "no nodes": ({"nodes": 0}, "`nodes` must be a whole number of at least 1"),
-    "half a rank": ({"ranks_per_node": 0.5}, "`ranks_per_node` must be a whole number"),
     "memory": ({"memory": "sixty"}, "such as 60G"),
     "name": ({"name": "my job"}, "`name` must be letters"),
     "line end": ({"arguments": ("a\n#SBATCH --nodes=900",)}, "no line ends"),
@@ -277,7 +274,6 @@ BAD_PROFILES = {
     "near": ('partiton = "gpu"', "Did you mean partition?"),
     "far": ('colour = "red"', "must be one of account, binds"),
     "kind": ('cores_per_node = "28"', "`cores_per_node` must be a whole number, got '28'"),
-    "truth": ("cores_per_node = true", "be a whole number"),
     "list": ('modules = "gcc"', "`modules` must be a list of texts"),
     "scheduler": ('scheduler = "slrum"', "Did you mean slurm?"),
     "no TOML": ("modules = [", "`profile` must be TOML"),
@@ -311,7 +307,6 @@ def test_profile_is_read_as_it_is_written(tmp_path):
         local_disk="/local/$USER", environment={"NCCL_DEBUG": "INFO"},
     )  # fmt: skip
     assert "export NCCL_DEBUG=INFO" in batch.script(Job("a.py"), read)
-    assert jobs.profile_of({}) == Profile()
 
 
 def test_job_larger_than_any_node_of_the_site_is_refused_before_it_waits():
@@ -368,7 +363,9 @@ def test_a_batch_system_that_does_not_answer_is_named_with_what_was_submitted(
     path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(sys.modules["dlguide.cluster.batch.submit"], "ANSWER_S", 1.0)
-    with pytest.raises(RuntimeError, match="sbatch did not answer within 1 s. .* queue") as raised:
+    with pytest.raises(
+        RuntimeError, match=r"sbatch did not answer within 1 s\. .* queue"
+    ) as raised:
         batch.submit(Job("train.py", chain=3), Profile(), "job.sh")
     assert raised.value.__notes__ == ["Submitted before it: 17."]
 
