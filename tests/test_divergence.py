@@ -121,13 +121,6 @@ def test_folder_that_cannot_be_read_keeps_nobody_waiting():
         watch.settle()
 
 
-def test_averages_of_a_worker_that_are_not_finite_stop_too():
-    watch, _rule = watched([1.0, 2.0])
-    watch._elsewhere = lambda: "moving_mean of worker 1 of its rank"
-    with pytest.raises(DivergedError, match="moving_mean of worker 1 of its rank is not any more"):
-        watch.settle()
-
-
 def test_step_left_out_by_a_loss_scale_is_none_to_stop_at():
     watch, rule = watched([1.0, 2.0], [3.0], dynamic_scale=64.0)
     watch.after(0.5, epoch=1, step=1)  # no update was made

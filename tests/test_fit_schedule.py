@@ -126,23 +126,6 @@ def test_plain_keeps_sizes_and_leaves_no_chance():
         assert next(batches)[0].shape == (4, 28, 28, 3)
 
 
-def test_plain_cuts_the_middle_of_files_whose_size_is_not_known(tmp_path):
-    import io
-
-    from PIL import Image
-
-    from dlguide.data import formats
-
-    with formats.create(tmp_path / "files", "tfrecord", shard_samples=30) as writer:
-        file = io.BytesIO()
-        Image.fromarray(np.arange(900, dtype=np.uint8).reshape(30, 30)).save(file, "png")
-        writer.append(formats.Sample(file.getvalue(), (1,)))
-    pipeline = ip.Pipeline(tmp_path / "files", 1, channels=1, augment=[ip.PaddedCrop(28, 28, 2)])
-    assert pipeline.without_augmentation().augment == (ip.CentreCrop(28, 28),)
-    with pipeline.without_augmentation().epoch(0) as batches:
-        assert next(batches)[0].shape == (1, 28, 28, 1)
-
-
 def fed(pipeline, plain_from, epochs, first=(0, 0)):
     """The batches that a training of these epochs is fed with, from a step of an epoch on."""
     import keras
@@ -210,18 +193,11 @@ COLLAPSED = schedules.collapsed(RECIPE, at=1, epochs=1, weight_decay=1e-4)
             {"learning_rate": RECIPE, "epochs": 3},
             "`learning_rate` must be as long as the training, 3 epochs",
         ),
-        (
-            {"learning_rate": RECIPE.to_steps(5)},
-            "`learning_rate` must be a positive number or a schedule",
-        ),
         ({"learning_rate": RECIPE, "rate_scaling": "linear"}, "`rate_scaling` must be .none. with"),
-        ({"learning_rate": RECIPE, "optimizer": "lars"}, "`optimizer` must be one of adam, sgd"),
         (
             {"learning_rate": COLLAPSED, "optimizer": "sgd"},
             "`optimizer` must be a function that takes",
         ),
-        ({"virtual_workers": 0}, "`virtual_workers` must be"),
-        ({"batch_per_rank": 61}, "`batch_per_rank` must be at most the 60 samples of one rank's"),
         (
             {"virtual_workers": 8, "batch_per_rank": 64},
             "`batch_per_rank` must be at most the 56 samples of one rank's shard",
@@ -240,11 +216,3 @@ def test_checkpoint_of_another_global_batch_is_refused_where_a_schedule_counts_u
     fit("mlp", mnist, batch_per_rank=BATCH, learning_rate=RECIPE, parallel=False, **ways)
     with pytest.raises(RuntimeError, match="its global_batch is 8, here it is 16"):
         fit("mlp", mnist, batch_per_rank=2 * BATCH, learning_rate=RECIPE, parallel=False, **ways)
-
-
-def test_checkpoint_of_another_schedule_is_refused(mnist, tmp_path):
-    ways = {"epochs": 2, "batch_per_rank": BATCH, "optimizer": "sgd", "checkpoint": tmp_path}
-    fit("mlp", mnist, learning_rate=RECIPE, parallel=False, evaluate=False, **ways)
-    other = schedules.Constant(0.2, 2)
-    with pytest.raises(RuntimeError, match="its schedule is"):
-        fit("mlp", mnist, learning_rate=other, parallel=False, evaluate=False, **ways)
