@@ -1,4 +1,4 @@
-"""A GPT over slow links: gradients, bytes, equal weights, predictions by hand, no namespaces.
+"""A GPT over slow links: gradients, bytes, equal weights.
 
 Tests dlcourse.slow_training, and lesson 94 where no namespace can be made.
 """
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from dlcourse import slow_training
-from dlcourse.slow_links import ShapedLink
 from dlcourse.slow_training import EVERY, SCHEMES
 from dlguide.cluster import Cluster
 from dlguide.parallel import compression
@@ -81,26 +80,3 @@ def test_schemes_send_what_is_predicted_and_end_with_equal_weights(ranks):
     assert all(0 < each <= 2 * EVERY * SCHEMES["local steps"].rate / 2**9 for each in coarse)
     assert max(apart for apart, _ in unions) <= 1e-4
     assert all(fallen == pytest.approx(1, abs=0.2) for _, fallen in unions)
-
-
-def test_shares_of_the_rate_warm_up_and_decay():
-    assert slow_training.schedule(1, 384) == pytest.approx(1 / 16)
-    assert slow_training.schedule(16, 384) == pytest.approx(1)
-    assert slow_training.schedule(200, 384) == pytest.approx(0.55)
-    assert slow_training.schedule(384, 384) == pytest.approx(0.1)
-
-
-def test_prediction_adds_the_exchange_or_hides_it():
-    link = ShapedLink(1e-3, 1e6, 0)
-    size = 4 * slow_training.shape().parameters
-    exchange_s = 2e-3 + size / 1e6
-    assert slow_training.predict("data parallel", 0.5, link) == pytest.approx(0.5 + exchange_s)
-    assert slow_training.predict("16 bits", 0.5, link) == pytest.approx(0.502 + size / 2e6)
-    assert slow_training.predict("DiLoCo", 0.5, link) == pytest.approx(0.5 + exchange_s / 16)
-    in_turn = slow_training.predict("streaming", 0.5, link, hidden=False)
-    assert in_turn == pytest.approx(0.5 + (8e-3 + size / 1e6) / 16)
-    assert slow_training.predict("streaming", 0.5, link) == pytest.approx(0.5)  # 2 s of computing
-    waited = slow_training.predict("streaming", 1e-6, link)
-    assert waited == pytest.approx((8e-3 + size / 1e6) / 16)
-    with pytest.raises(ValueError, match="`scheme` must be one of"):
-        slow_training.predict("8 bits", 0.5, link)
