@@ -216,22 +216,8 @@ def test_recipes_show_every_seed_and_the_interval_of_their_difference():
     assert (left, right) == pytest.approx(experiments.confidence_interval([-4, -3, -4]))
 
 
-def test_rate_scan_marks_the_lowest_mean():
-    (axes,) = pictures.rate_scan({"loss": {"a": {0.1: [2.0, 4.0], 1.0: [2.5]}}}).axes
-    (star,) = [line for line in axes.lines if line.get_marker() == "*"]
-    assert (star.get_xdata()[0], star.get_ydata()[0]) == (1.0, 2.5)
-
-
 def test_symptoms_count_the_ranks_that_took_each_sample():
     assert pictures.ranks_per_sample(RANKS).tolist() == [1, 1, 3, 1, 0, 0, 0]
-
-
-def test_start_up_draws_the_mean_rate_of_all_batches_so_far():
-    ratio = pictures.start_up(STARTS, {"an epoch": 300}).axes[1]
-    # slow catches up after 151 batches: 20 + 150 * 0.5 = 5 + 150 * 0.6
-    counts, shares = ratio.lines[0].get_data()
-    assert all(shares[counts < 151] > 1)
-    assert all(shares[counts > 151] < 1)
 
 
 def boxes(axes, row, hatched=False):
@@ -253,15 +239,6 @@ def test_overlap_draws_intervals_in_milliseconds_and_a_wait_at_the_end_as_expose
     (axes,) = pictures.overlap({"measured": OverlapStep("end", late)}).axes
     assert np.allclose(boxes(axes, 0), [(0, 1)])
     assert np.allclose(boxes(axes, 0, hatched=True), [(1, 4)])
-
-
-def test_budget_stacks_the_parts_of_a_step():
-    axes = pictures.budget(BUDGET).axes[0]
-    for place, one in enumerate(BUDGET.values()):
-        widths = np.array([1e3 * seconds for seconds in one.values()])
-        bars = [container[place] for container in axes.containers]
-        assert np.allclose([bar.get_width() for bar in bars], widths)
-        assert np.allclose([bar.get_x() for bar in bars], np.cumsum(widths) - widths)
 
 
 def test_search_scores_place_every_trial_at_its_parameter_and_score():
@@ -304,22 +281,6 @@ def test_shade_of_densities_is_the_share_of_the_points_and_lies_where_they_do():
     assert shares[:, : shares.shape[1] // 2].sum() == pytest.approx(0.25)
 
 
-def test_outline_of_densities_is_where_the_density_is_a_tenth():
-    ring = Ring(modes=1, radius=1.0, deviation=0.4)
-    axes = pictures.densities({"ring": np.zeros((1, 2))}, ring.density).axes[0]
-    outline = np.concatenate(axes.collections[0].get_paths()[0].to_polygons())
-    apart = np.linalg.norm(outline - ring.centres[0], axis=1)
-    assert np.allclose(apart, 0.4 * np.sqrt(2 * np.log(10)), atol=0.02)
-
-
-def test_film_has_all_frames_side_by_side():
-    with Image.open(io.BytesIO(pictures.film(FILMS))) as film:
-        assert film.n_frames == 6
-        page = np.asarray(film.convert("RGB")).astype(int)
-    # the corner of the first frame, enlarged eight times, is that pixel but for the palette
-    assert np.abs(page[:6, :6].reshape(-1, 3) - CLIPS[0, 0, 0, 0]).max() < 40
-
-
 def test_intervals_of_two_nets_are_drawn_at_their_findings_whatever_the_order():
     axes = pictures.areas_under_curves({"one": ONE, "other": OTHER}).axes[0]
     lines = axes.containers[1].lines[2][0].get_segments()
@@ -346,15 +307,6 @@ def test_predicted_errors_show_predicted_over_measured_and_the_interval():
     assert intervals[:3] == [(0.9, 1.3), (0.7, 0.8), (0.98, 1.02)]
 
 
-@pytest.mark.parametrize("nodes", [(2,), (16, 16, 16, 16)])
-def test_topology_draws_every_core_once(nodes):
-    here = machine(*nodes, threads=2)
-    (axes,) = pictures.topology(here).axes
-    numbers = [int(word) for text in texts(axes) for word in text.split() if word.isdigit()]
-    assert set(range(here.logical_cores)) <= set(numbers)
-    assert sum("NUMA" in text for text in texts(axes)) == len(nodes)
-
-
 def cells(figure):
     """Each CPU of a map with the rank above it."""
     (axes,) = figure.axes
@@ -372,12 +324,6 @@ def test_affinity_draws_every_cpu_with_its_rank():
     explained = recipes_2019.explain("granularity=fine,compact,1,0", NODE, **guide)
     drawn = cells(pictures.affinity(explained, NODE))
     assert (drawn[38], drawn[47]) == ("0+1", "")
-
-
-def test_dependencies_need_a_round_per_step_in_a_chain_and_one_round_with_attention():
-    chain, together = pictures.dependencies().axes
-    rounds = [[int(one) for one in texts(axes) if one.isdigit()] for axes in (chain, together)]
-    assert rounds == [[1, 2, 3, 4, 5], [1] * 5]
 
 
 def test_stripe_lies_on_the_target_of_its_number_modulo_the_count():

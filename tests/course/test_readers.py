@@ -204,21 +204,6 @@ def test_a_wrong_cell_is_named_with_its_line(copy, file, column, value, text):
         read(*arguments)
 
 
-def test_table_and_lists_are_compared_with_each_other(copy):
-    chest = copy / "chest"
-    table, train = (chest / TABLE).read_text(), (chest / TRAIN).read_text()
-    for file, content, text in (
-        (TABLE, table + table.splitlines()[1] + "\n", r"line 24: .* stands in the table twice"),
-        (TRAIN, train + "00009999_000.png\n", "does not stand in Data_Entry_2017"),
-        (TEST, train, "patient 1 also stands in train"),
-    ):
-        before = (chest / file).read_text()
-        (chest / file).write_text(content)
-        with pytest.raises(DataError, match=rf"{file}.*{text}"):
-            chestxray14.read(chest)
-        (chest / file).write_text(before)
-
-
 def test_missing_images_frames_and_classes_are_named(copy):
     shutil.rmtree(copy / "chest/images_002")
     with pytest.raises(DataError, match=rf"radiographs of {TRAIN} have no image, the first is "):
