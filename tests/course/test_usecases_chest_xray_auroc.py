@@ -49,7 +49,7 @@ def seen(patients, shift, rng, each=3, alike=0.8):
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(SOME)), min_size=2, max_size=40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_area_counts_all_pairs_and_half_the_ties(rows):
     labels, scores = zip(*rows, strict=True)
     if len(set(labels)) < 2:
@@ -108,7 +108,7 @@ def test_mean_is_that_of_the_areas_and_its_error_knows_that_they_go_together():
     assert apart[-1].error < 0.75 * min(each.error for each in apart[:-1])
 
 
-def test_finding_that_nobody_has_is_left_out():
+def test_finding_that_no_patient_has_is_left_out():
     rng = np.random.default_rng(7)
     labels = np.stack([rng.random(50) < 0.3, np.zeros(50, bool)], 1)
     found = auroc.areas(labels, rng.random((50, 2)), np.arange(50), ["Mass", "Hernia"])
@@ -128,43 +128,6 @@ def test_perfect_area_of_few_patients_is_not_certain(sign, value):
     assert 0 < many.high - many.low < 0.06
 
 
-def test_finding_of_one_patient_is_not_called_certain():
-    labels = np.zeros((60, 1), int)
-    labels[7] = 1
-    scores = np.linspace(0, 1, 60)[::-1, None]
-    found = auroc.areas(labels, scores, np.arange(60), ["Hernia"])[0]
-    assert found.error == pytest.approx(auroc.expected_error(found.value, 1, 59))
-    assert found.high - found.low > 0.5
-
-
-def test_difference_on_few_patients_is_not_told():
-    rng = np.random.default_rng(11)
-    labels = np.zeros((200, 1), int)
-    labels[:2] = 1
-    good = labels + 0.3 * rng.random((200, 1))
-    bad = 0.9 - good
-    few = auroc.differences(labels, good, rng.random((200, 1)), np.arange(200), ["a"])
-    one, both = (roc_auc_score(labels[:, 0], each[:, 0]) for each in (good, bad))
-    assert (one, both) == (1, 0)
-    assert few[0].error > 0.1
-    assert few[-1].error == pytest.approx(few[0].error)
-    alone = auroc.areas(labels, rng.random((200, 1)), np.arange(200), ["a"])
-    assert alone[-1].error == pytest.approx(alone[0].error)
-
-
-def test_mean_of_perfect_areas_is_no_more_certain_than_one():
-    labels = np.tile(np.arange(8)[:, None] % 2, (1, 3))
-    found = auroc.areas(labels, labels, np.arange(8), "abc")
-    assert found[-1].high == 1.0
-    assert 0 < found[-1].low < 1
-
-
-def test_uncertain_labels_are_no_positives():
-    labels = np.array([[1], [0], [-1], [0]])
-    with pytest.raises(ValueError, match="`labels` must be zeros and ones"):
-        auroc.areas(labels, labels, np.arange(4), ["Mass"])
-
-
 def test_difference_of_two_nets_has_the_variance_of_their_influences():
     rng = np.random.default_rng(8)
     truth, scores, who = seen(70, 1.0, rng)
@@ -179,19 +142,6 @@ def test_difference_of_two_nets_has_the_variance_of_their_influences():
     apart = math.hypot(*(auroc.areas(*table[:1], each, who, ["Mass"])[0].error
                          for each in table[1:]))  # fmt: skip
     assert found[0].error < 0.6 * apart
-
-
-@pytest.mark.parametrize(
-    ("labels", "scores", "said"),
-    [
-        ([[0], [0]], [[1.0], [2.0]], "have findings that some radiographs have"),
-        ([[0], [1]], [[1.0], [float("nan")]], "be finite"),
-        ([[0], [1]], [[1.0]], r"have shape \(2, 1\)"),
-    ],
-)
-def test_what_has_no_area_is_refused(labels, scores, said):
-    with pytest.raises(ValueError, match=said):
-        auroc.areas(labels, scores, np.arange(2), ["Mass"])
 
 
 def test_expected_error_is_that_of_exponential_scores():

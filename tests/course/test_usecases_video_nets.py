@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from dlcourse.usecases.video import nets as video
-from dlguide import models
 
 
 def clips(seed, size, count=2, frames=6):
@@ -52,28 +51,3 @@ def test_grown_nets_share_weights_and_leave_the_finer_ones_alone():
         counts = [video.until(whole, stage).count_params() for stage in (1, 2, 3)]
         assert counts == sorted(set(counts))
         assert counts[-1] == whole.count_params()
-
-
-def test_cost_of_a_3d_block_is_that_of_the_closed_form():
-    flat, volume = (
-        models.count(video.generator(8, 12, 2, volume=volume)) for volume in (False, True)
-    )
-    found = {layer.name: layer.multiply_adds for layer in (*flat.layers, *volume.layers)}
-    # 8 x 8 places, 3 x 3 weights from 12 to 12; 6 frames, 3 x 3 x 3 weights from 4 to 4
-    assert found["block8_1"] in (64 * 9 * 12 * 12, 6 * 64 * 27 * 4 * 4)
-    assert next(one.multiply_adds for one in flat.layers if one.name == "block8_0") == 82944
-    assert next(one.multiply_adds for one in volume.layers if one.name == "block8_0") == 165888
-
-
-@pytest.mark.parametrize(
-    ("call", "text"),
-    [
-        (lambda: video.resolutions(24), "`size` must be 8 doubled a few times, got 24"),
-        (lambda: video.generator(16, 0), "`filters` must be a whole number"),
-        (lambda: video.generator(16, dtype="half"), "`dtype` must be one of"),
-        (lambda: video.until(video.discriminator(16, 2), 3), "at most the 2 resolutions"),
-    ],
-)
-def test_nets_that_cannot_be_are_refused(call, text):
-    with pytest.raises(ValueError, match=text):
-        call()
