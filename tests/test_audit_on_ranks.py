@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from lanes import RANKS, long
+from lanes import long
 from on_ranks import on_ranks
 
 EXPECTED = {
@@ -113,93 +113,3 @@ def test_mistakes_planted_into_real_trainings_are_found_and_no_other(ranks, tmp_
         assert sound["report"].startswith(f"Nothing found on {ranks} ranks.")
         assert "2 by rank 1" in result["checkpoint on each rank"]["report"]
     assert len({result["not broadcast"]["report"] for result in everyone}) == 1
-
-
-BY_HAND = {
-    "sound": [],
-    "not broadcast": ["no broadcast"],
-    "not exchanged": ["weights differ"],
-    "not sharded": ["same order"],
-    "shuffled apart": ["overlap", "missed"],
-    "calls swapped": ["collectives"],
-    "rank forgotten in the seed": ["seeds"],
-}
-
-
-def loops_by_hand(mistakes, place):
-    import numpy as np
-    from mpi4py import MPI
-
-    from dlguide.training import audit
-
-    comm = MPI.COMM_WORLD
-    rank, ranks = comm.rank, comm.size
-    images = np.random.default_rng(0).normal(size=(48, 3))
-    answers = images @ np.array([1.0, -2.0, 0.5]) + 0.25
-
-    def train(mistake):
-        keep = f"{place}/{mistake}"
-        recorder = audit.Recorder(rank, ranks, images, rate_of_one_rank=0.01, folder=keep)
-        draw = np.random.default_rng([1, rank])
-        # The bias is as long as the weights, so that a swapped order mixes them and hangs nothing.
-        weights = {"bias": draw.normal(size=3), "slope": draw.normal(size=3)}
-        if mistake != "not broadcast":
-            for name in weights:
-                recorder.collective(f"broadcast {name}", weights[name])
-                comm.Bcast(weights[name])
-        recorder.weights(weights.values())
-        recorder.rate(0.01 * ranks, "sgd")
-        recorder.seed("dropout", 5 if mistake == "rank forgotten in the seed" else 5 + rank)
-        for epoch in range(2):
-            recorder.epoch()
-            # One order for all epochs where ranks shuffle apart: what is missed stays missed.
-            seed = [9, rank] if mistake == "shuffled apart" else epoch
-            order = np.random.default_rng(seed).permutation(48)
-            order = order[:24] if mistake == "not sharded" else order[rank::ranks]
-            for batch in order.reshape(-1, 4):
-                recorder.samples(images[batch])
-                off = images[batch] @ weights["slope"] + weights["bias"].mean() - answers[batch]
-                slope = off @ images[batch] / len(batch)
-                gradients = {"bias": np.full(3, off.mean()), "slope": slope}
-                names = [*gradients]
-                if mistake == "calls swapped" and rank == ranks - 1:
-                    names.reverse()
-                for name in names:
-                    if mistake != "not exchanged":
-                        recorder.collective(f"allreduce {name}", gradients[name])
-                        comm.Allreduce(MPI.IN_PLACE, gradients[name])
-                for name, gradient in gradients.items():
-                    weights[name] -= 0.01 * gradient
-        # Swapped sums leave different weights; here it is the cause that shall be found.
-        if mistake != "calls swapped":
-            recorder.weights(weights.values(), last=True)
-        recorder.write()
-        everyone = audit.gather(recorder, comm)
-        comm.Barrier()
-        assert audit.read(keep) == everyone
-        found = audit.examine(everyone)
-        return [finding.kind for finding in found], [finding.evidence for finding in found]
-
-    result = {mistake: train(mistake) for mistake in mistakes}
-    try:
-        audit.gather(audit.Recorder(0, ranks), comm)
-    except ValueError as error:
-        result["wrong recorder"] = str(error)
-    return result
-
-
-@pytest.mark.parametrize("ranks", RANKS)
-def test_mistakes_planted_into_a_loop_by_hand_are_found_and_no_other(ranks, tmp_path):
-    mistakes = [*BY_HAND] if ranks > 1 else ["sound"]
-    everyone = on_ranks(ranks, loops_by_hand, tmp_path, 30, mistakes=mistakes, place=str(tmp_path))
-    assert all(result == everyone[0] for result in everyone)
-    result = everyone[0]
-    assert {name: result[name][0] for name in mistakes} == {
-        name: BY_HAND[name] for name in mistakes
-    }
-    if ranks > 1:
-        (told,) = result["calls swapped"][1]
-        # Behind the two broadcasts.
-        assert told.startswith("call 3: rank")
-        assert f"rank {ranks - 1}: allreduce slope float64[3]" in told
-        assert f"got {[0] * ranks}" in result["wrong recorder"]

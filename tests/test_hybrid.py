@@ -96,39 +96,3 @@ def many_grids(grids):
 
 def test_grids_of_one_row_or_column_make_no_communicators(tmp_path):
     assert on_ranks(2, many_grids, tmp_path, grids=1500) == [2, 2]
-
-
-def what_grids_refuse():
-    from mpi4py import MPI
-
-    from dlcourse.parallel_nets import deep_mlp
-    from dlguide.parallel import PipelineParallel
-    from dlguide.parallel.mesh import copies_mesh
-
-    comm, told = MPI.COMM_WORLD, []
-    for copies in (2, 0, 1 + comm.rank):
-        try:
-            copies_mesh(comm, copies)
-            told.append("nothing")
-        except ValueError as error:
-            told.append(str(error))
-    import keras
-    import numpy as np
-
-    # the first copy gets one image for its two microbatches, the others have enough
-    net = PipelineParallel(deep_mlp(width=8), comm, keras.optimizers.SGD, 2, copies=3, uneven=True)
-    try:
-        net.step(np.zeros((5, 28, 28, 1), "f4"), np.zeros(5, int))
-    except ValueError as error:
-        told.append(str(error))
-    return told
-
-
-def test_a_grid_that_does_not_fit_is_told_to_all_ranks_alike(tmp_path):
-    everyone = on_ranks(3, what_grids_refuse, tmp_path)
-    assert all(one == everyone[0] for one in everyone)
-    assert everyone[0][0] == "`copies` must divide the 3 ranks, got 2."
-    assert "`copies` must be a whole number of at least 1, got 0" in everyone[0][1]
-    text = "`copies` must be equal on all ranks, got 1 on rank 0 and 2 on rank 1 and 3 on rank 2."
-    assert everyone[0][2] == text
-    assert everyone[0][3] == "rank 0: `images` must be at least the 2 microbatches, got 1."

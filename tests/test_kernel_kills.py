@@ -11,7 +11,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from collections import Counter
@@ -140,14 +139,3 @@ def test_nothing_is_left_of_a_kernel_however_it_dies(first, kills):
             left[number, kind, delay_s] = sorted(found)
     print(dict(counts))
     assert not left
-
-
-def test_a_process_that_stays_is_found(tmp_path):
-    before = marked(tmp_path)
-    assert before == (set(), set())
-    with subprocess.Popen(["sleep", "60"], env=os.environ | {MARKED: str(tmp_path)}) as stays:
-        pids, spaces = marked(tmp_path)
-        assert pids == {stays.pid}
-        assert stays.pid in inside(spaces)
-        stays.kill()
-    assert marked(tmp_path) == (set(), set())

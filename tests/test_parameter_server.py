@@ -161,32 +161,6 @@ def test_bounded_rule_holds_the_fast_worker_back_at_the_bound(bound):
     assert came(waiting, 0, bound + 1) == (1, [0])
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        (("sync", 1, 0, 0, 1), "`mode` must be one of asynchronous, bounded, synchronous"),
-        (("synchronous", 0, 0, 0, 1), "`servers` must be a whole number of at least 1, got 0"),
-        (("synchronous", 3, 0, 0, 1), "`servers` must leave a worker among the 3 ranks, got 3"),
-        (("synchronous", 1, 0, 2, 1), "`leave_out` must be below the 2 that answer in a step"),
-        (("asynchronous", 1, 0, 1, 1), "`leave_out` must be 0 unless the mode is synchronous"),
-        (("bounded", 1, -1, 0, 1), "`bound` must be a whole number of at least 0, got -1"),
-        (("bounded", 1, 0, 0, 1, (4, 5)), "`steps` must be equal for all workers unless"),
-        (("asynchronous", 1, 0, 0, 2, (4, 5)), "`steps` must be equal for all workers unless"),
-        (
-            ("asynchronous", 1, 0, 0, 1, (4,)),
-            "`steps` must be one number, or one for each of the 2",
-        ),
-        (("asynchronous", 1, 0, 0, 1, (4, 0)), "`steps` must be a whole number of at least 1"),
-        (("synchronous", 1, 0, 0, 1, (4, 4), (1,)), "`join_s` must be empty unless the mode is"),
-        (("asynchronous", 1, 0, 0, 1, (4, 4), (2,)), "`join_s` must name workers from 0 to 1"),
-    ],
-)
-def test_a_setting_that_does_not_fit_is_refused(fields, words):
-    fields = fields if len(fields) > 5 else (*fields, (4, 4))
-    with pytest.raises(ValueError, match=words):
-        ServerConfig(*fields).check(3)
-
-
 def workers_that_come_and_go():
     import time
 
@@ -308,13 +282,6 @@ def test_shares_add_up_and_differ_from_the_exact_ones_by_less_than_one(samples, 
     assert np.all(np.abs(parts - exact) < 1)
 
 
-def test_with_shares_a_slow_worker_costs_what_its_speed_lacks():
-    # two workers of 100 samples/s, one of 50: equal shares of 50 last 1 s, these 0.6 s
-    speeds = np.array([100, 100, 50])
-    assert max(np.array([50, 50, 50]) / speeds) == 1.0
-    assert max(np.array(proportional_shards(150, speeds)) / speeds) == 0.6
-
-
 def test_cut_off_leaves_out_the_worker_that_is_always_slow_and_nobody_of_equals():
     equal = np.full((4, 8), 0.01)
     assert backup_workers(equal) == 0
@@ -335,25 +302,3 @@ def test_cut_off_uses_most_gradients_in_a_second_by_trying_all():
         seconds = sum(sorted(step)[12 - k - 1] for step in times.tolist())
         used_per_s.append((12 - k) * len(times) / seconds)
     assert backup_workers(times) == int(np.argmax(used_per_s))
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (
-            lambda: proportional_shards(2, [1, 1, 1]),
-            "`samples` must be a whole number of at least 3, got 2",
-        ),
-        (lambda: proportional_shards(5, [1, 0]), "`speeds` must be a list of numbers above 0"),
-        (lambda: proportional_shards(5, []), "`speeds` must be a list of numbers above 0"),
-        (
-            lambda: proportional_shards(5, [1, float("nan")]),
-            "`speeds` must be a list of numbers above 0",
-        ),
-        (lambda: backup_workers(np.ones(3)), "`step_s` must be a table of times above 0"),
-        (lambda: backup_workers(np.zeros((2, 3))), "`step_s` must be a table of times above 0"),
-    ],
-)
-def test_nonsense_is_refused(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()

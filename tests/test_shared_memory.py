@@ -50,10 +50,6 @@ def test_what_belongs_to_somebody_else_stays(left, monkeypatch):
     assert left.exists()
 
 
-def test_a_process_that_is_gone_has_nothing_open():
-    assert processes.shared_memory_of(2**22 + 1) == set()
-
-
 RANK = "import time; from mpi4py import MPI; print('up', flush=True); time.sleep(60)"
 
 
