@@ -434,24 +434,6 @@ def test_the_step_that_fails_is_named_and_not_what_was_read_ahead(tmp_path):
     assert (given, "record 2" in text, "no image" in text) == (0, True, True)
 
 
-def test_an_epoch_that_fails_while_it_explains_an_error_is_closed_too(tmp_path):
-    samples = [Sample(encoded(PIXELS[n]) if n != 9 else b"no image", (n,)) for n in range(20)]
-    pipeline = ip.Pipeline(write(tmp_path / "gone", "recordio", samples), BATCH, shuffle=False)
-    read = pipeline.source.read
-
-    def gone(numbers, throttle=None):
-        if len(numbers) == 1:  # as it is read to find the sample
-            raise OSError("gone")
-        return read(numbers, throttle)
-
-    pipeline.source.read = gone
-    batches = pipeline.epoch()
-    with pytest.raises(OSError, match="gone"):
-        list(batches)
-    assert next(batches, None) is None
-    assert not [name for name in open_files() if str(tmp_path) in name]
-
-
 # --- handles, processes, waiting ---------------------------------------------------------------
 
 

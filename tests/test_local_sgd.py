@@ -5,7 +5,6 @@ Tests dlguide.parallel.local_sgd.
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from lanes import RANKS, long
 from on_ranks import on_ranks
@@ -264,11 +263,15 @@ def test_keras_meets_every_so_many_steps(ranks, tmp_path):
         assert ("rank 0:" in text and "step=4" in text and "step=6" in text) == (ranks > 1)
 
 
-def test_mistakes_are_told():
-    with pytest.raises(ValueError, match="`momentum` must be at least 0 and below 1, got 1"):
-        local_sgd.BlockMomentum(1)
-    with pytest.raises(ValueError, match="`alpha` must be at most 1, got 2"):
-        local_sgd.ElasticAveraging(2)
-    with pytest.raises(ValueError, match="`rate` must be a positive number"):
-        local_sgd.BlockMomentum(0.5, rate=0)
-    assert local_sgd.LocalSGD.nbytes([np.zeros((3, 4), "f4"), np.zeros(5)], 2) == 48 + 40
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: local_sgd.BlockMomentum(1), "`momentum` must be at least 0 and below 1, got 1"),
+        (lambda: local_sgd.ElasticAveraging(2), "`alpha` must be at most 1, got 2"),
+        (lambda: local_sgd.DiLoCo(fragments=0), "`fragments` must be a whole number of at least 1"),
+        (lambda: local_sgd.DiLoCo(mix=1.5), "`mix` must be at least 0 and below 1, got 1.5"),
+    ],
+)
+def test_invalid_settings_of_a_scheme_are_refused(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()

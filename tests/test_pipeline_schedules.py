@@ -121,24 +121,6 @@ def test_any_order_can_be_simulated_and_one_that_waits_for_itself_is_refused():
         pipeline_schedule.simulate([alone], seconds)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (("interleaved", 0, 4, 6, 2), "`microbatches` must be a multiple of the 4 stages, got 6. "),
-        (("interleaved", 0, 4, 7, 2), "The nearest: 8"),
-        (("interleaved", 0, 4, 8, 1), '`chunks` must be at least 2, got 1. With 1 it is "1f1b"'),
-        (("1f1b", 0, 4, 8, 2), "`chunks` must be 1 with the schedule 1f1b, got 2"),
-        (("zb-h2", 0, 4, 8, 1), "`schedule` must be one of 1f1b, gpipe, interleaved, zb-h1"),
-        (("zb-h1", 4, 4, 8, 1), "`stage` must be 0 to 3, got 4"),
-    ],
-)
-def test_what_is_no_schedule_is_refused(arguments, text):
-    with pytest.raises(ValueError, match=text):
-        pipeline_schedule.order(*arguments)
-    with pytest.raises(ValueError, match="`weights_s` must be at most `backward_s`"):
-        pipeline_schedule.predict("zb-h1", 2, 4, 1.0, 2.0, weights_s=3.0)
-
-
 def gpt_in_stages():
     import os
 
@@ -251,10 +233,8 @@ def split_stages_of_other_layers():
     found["loss"], found["sent"] = abs(loss - other), sent == also
     told = []
 
-    def three(layers=3):
-        names = [keras.layers.Dense(4, name=f"dense{place}") for place in range(layers)]
-        return keras.Sequential([keras.Input((6,)), *names], name="small")
-
+    names = [keras.layers.Dense(4, name=f"dense{place}") for place in range(3)]
+    three = keras.Sequential([keras.Input((6,)), *names], name="small")
     mlp = lambda **more: models.build("mlp", **more)  # noqa: E731
     tied = {"length": 4, "vocabulary": 9, "width": 8, "heads": 2, "key_value_heads": 1, "layers": 2}
     gpt = lambda **more: models.build("gpt", **tied, **more)  # noqa: E731
@@ -262,12 +242,8 @@ def split_stages_of_other_layers():
         lambda: PipelineParallel(models.build("mnist_cnn"), comm, sgd, 4, "zb-h1"),
         lambda: PipelineParallel(mlp(), comm, sgd, 4, "zb-h1", recompute=True),
         lambda: PipelineParallel(mlp(), comm, sgd, 3, "interleaved", chunks=2),
-        lambda: PipelineParallel(mlp(), comm, sgd, 4, "interleaved", chunks=9),
-        lambda: PipelineParallel(mlp(), comm, sgd, 4, "interleaved", chunks=2 + comm.rank),
         lambda: PipelineParallel(gpt(tied=1), comm, sgd, 4),
-        lambda: PipelineParallel(mlp(), comm, sgd, 4, "interleaved", chunks=2),
-        lambda: PipelineParallel(three(), comm, sgd, 4, "interleaved", chunks=2),
-        lambda: PipelineParallel(three(1), comm, sgd, 4, "interleaved", chunks=2),
+        lambda: PipelineParallel(three, comm, sgd, 4, "interleaved", chunks=2),
     ):
         try:
             call()
@@ -284,17 +260,13 @@ def test_split_stages_serve_other_layers_and_refuse_what_cannot_be(tmp_path):
         assert found["apart"] <= 1e-12
         assert found["loss"] <= 1e-12
         assert found["sent"]
-    dropout, again, groups, pieces, differ, tied, advised, plain, alone = everyone[0][1]
+    dropout, again, groups, tied, plain = everyone[0][1]
     assert "do the same when it is computed again, got 'layer dropout'" in dropout
     assert "`recompute` must be False with zb-h1, got True" in again
     nearest = "`microbatches` must be a multiple of the 2 stages, got 3. The nearest: "
     assert groups.startswith(nearest)
-    must = "`chunks` must be at most"
-    assert pieces == f"{must} 2: mlp can be cut into 4 pieces, for 2 ranks, got 9. Take 2."
-    assert advised == "nothing"
-    assert f"{must} 1: small can be cut into 3 pieces, for 2 ranks, got 2. Take `sched" in plain
-    assert "`stages` must be at most 1, the pieces small can be cut into, got 2" in alone
-    assert "`chunks` must be equal on all ranks, got 2 on rank 0 and 3 on rank 1" in differ
+    must = "`chunks` must be at most 1: small can be cut into 3 pieces, for 2 ranks, got 2."
+    assert must in plain
     assert "leave every weight in one stage, got 'tokens/embeddings'" in tied
 
 

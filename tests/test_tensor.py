@@ -176,14 +176,10 @@ def what_cannot_be_split():
     from dlguide.parallel.tensor import TensorParallelModel
 
     comm, told = MPI.COMM_WORLD, {}
-    narrow = keras.Sequential(
-        [keras.Input((4,)), keras.layers.Dense(2, name="narrow"), keras.layers.Dense(3)]
-    )
+    layers = [keras.layers.Dense(2, name="narrow"), keras.layers.Dense(3)]
     cases = {
-        "dropout": models.build("mnist_cnn"),
         "norm": models.build("mnist_cnn_bn", dropout=0.0),
-        "narrow": narrow,
-        "softmax": keras.Sequential([keras.Input((4,)), keras.layers.Dense(9, "softmax")]),
+        "narrow": keras.Sequential([keras.Input((4,)), *layers]),
     }
     for name, model in cases.items():
         try:
@@ -198,8 +194,5 @@ def test_what_cannot_be_split_is_told_to_all_ranks_alike(tmp_path):
     everyone = on_ranks(3, what_cannot_be_split, tmp_path)
     assert all(one == everyone[0] for one in everyone)
     told = everyone[0]
-    start = "`model` must be made of layers that can be cut, got "
-    assert told["dropout"].startswith(start + "'dropout'")
-    assert told["norm"].startswith(start + "'norm1'")
+    assert told["norm"].startswith("`model` must be made of layers that can be cut, got 'norm1'")
     assert "`units of narrow` must be at least the 3 ranks, got 2" in told["narrow"]
-    assert "have plain layers" in told["softmax"]

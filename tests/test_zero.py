@@ -114,33 +114,11 @@ def test_sharded_run_equals_the_serial_one_in_float64(tmp_path, ranks):
     assert max(map(max, on_ranks(ranks, alone_and_together, tmp_path))) <= 1e-12
 
 
-def what_is_refused():
-    import numpy as np
-    from mpi4py import MPI
-
-    from dlguide.parallel.zero import ZeroOptimizer
-
-    comm = MPI.COMM_WORLD
-    try:
-        ZeroOptimizer([np.zeros(4 + (comm.rank == 1))], comm)
-    except ValueError as error:
-        return str(error)
-    return "nothing"
-
-
-def test_weights_that_differ_are_told_to_all_ranks_alike(tmp_path):
-    told = on_ranks(2, what_is_refused, tmp_path, timeout_s=20)
-    assert told[0] == told[1]
-    assert "rank 0: shape (4,) of float64" in told[0]
-
-
 def test_memory_is_that_of_the_guide_and_shrinks_with_ranks():
     # the guide's table 2: 131 M parameters take 2.1 GB, weights, gradients and two moments
     assert zero.memory_bytes(4 * 131e6, 1) == pytest.approx(2.1e9, rel=0.01)
     assert zero.memory_bytes(100, 4) == 250
     assert zero.memory_bytes(100, 4, "sgd") == 200
-    with pytest.raises(ValueError, match="`method` must be one of adam, momentum, sgd"):
-        zero.memory_bytes(100, 4, "adagrad")
 
 
 NET = [(6, 9), (9, 4), (4, 3)]
@@ -365,13 +343,10 @@ def what_trainers_refuse():
         except ValueError as error:
             told[name] = str(error)
 
-    attempt("stage", stage=4)
     attempt("replicas", replicas=2)
-    attempt("layers", layers=0)
     attempt("rates", rate=0.1 + comm.rank)
     attempt("shapes", inputs=2 + comm.rank)
     attempt("memory", layers=4, limit_nbytes=100.0, stage=1)
-    attempt("limits", limit_nbytes=1e6 + comm.rank)
     return told
 
 
@@ -379,17 +354,12 @@ def test_what_a_trainer_cannot_do_is_refused_on_all_ranks_alike(tmp_path):
     everyone = on_ranks(3, what_trainers_refuse, tmp_path, timeout_s=30)
     assert all(one == everyone[0] for one in everyone)
     told = everyone[0]
-    assert told["stage"] == "`stage` must be 1, 2 or 3, got 4."
     assert told["replicas"] == "`replicas` must divide the 3 ranks, got 2. Take 1."
-    assert told["layers"].startswith("`layers` must hold at least one layer")
     assert "`rule` must be equal on all ranks" in told["rates"]
     assert "rank 2: shape (10,)" in told["shapes"]
     # 4 layers of 6 weights in 8 bytes: weights and gradients whole, and a third of one on arrival
     assert told["memory"].startswith("`limit_nbytes` must be at least the 400 bytes that stage 1")
     assert told["memory"].endswith("No layout of 3 ranks fits: take 96 ranks with stage=3.")
-    assert "`limit_nbytes` must be equal on all ranks" in told["limits"]
-    with pytest.raises(ValueError, match=r"the 16 ranks, got 7\. Take 8\."):
-        zero.bytes_sent(100, 16, 3, replicas=7)
 
 
 def test_what_does_not_fit_is_refused_with_the_nearest_layout_that_does():
@@ -405,10 +375,6 @@ def test_what_does_not_fit_is_refused_with_the_nearest_layout_that_does():
     assert said[2].endswith("Take stage=3.")
     assert said[3].endswith("No layout of 4 ranks fits: take 5 ranks with stage=3.")
     assert zero.require_memory(layers, 5, 1199) == 1000
-    with pytest.raises(ValueError, match=r"Take replicas=1\."):
-        zero.require_memory(layers, 4, 1300, replicas=2)
-    with pytest.raises(ValueError, match=r"Take prefetch=False\."):
-        zero.require_memory(layers, 4, 1200, prefetch=True)
     # stage 2 in one group sends less and fits as well, but has three arguments changed
     with pytest.raises(ValueError, match=r"Take prefetch=False\."):
         zero.require_memory(layers, 4, 2200, replicas=2, prefetch=True)
