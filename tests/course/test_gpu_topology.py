@@ -74,11 +74,10 @@ TWO = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tPHB\t0-15\nGPU1\tPHB\t X \t0-15\n"
 
 @pytest.mark.parametrize(("text", "count"), [(ONE, 1), (TWO, 2), (PAIRS_ON_PCIE, 4)])
 def test_gpus_without_nvlink_are_there_too(text, count):
-    everyone = gpu_topology.gpus(text)
-    assert everyone == tuple(range(count))
-    mesh = gpu_topology.parse_matrix(text, 50e9)
-    assert mesh == {}
-    whole = gpu_topology.through_host(mesh, 30e9, everyone)
+    gpus = gpu_topology.gpus(text)
+    assert gpus == tuple(range(count))
+    assert gpu_topology.parse_matrix(text, 50e9) == {}
+    whole = gpu_topology.through_host({}, 30e9, gpus)
     assert len(whole) == count * (count - 1) // 2
     if count > 2:
         assert gpu_topology.best_ring(whole).bytes_per_s == 30e9
@@ -120,12 +119,10 @@ def test_best_ring_is_that_of_trying_all(data):
         st.lists(st.sampled_from([0.0, 1.0, 2.0, 3.0]), min_size=len(pairs), max_size=len(pairs))
     )
     graph = {pair: speed for pair, speed in zip(pairs, speeds, strict=True) if speed}
-    if len(gpu_topology.devices(graph)) < 3:
+    devices = gpu_topology.devices(graph)
+    if len(devices) < 3:
         return
-    everyone = gpu_topology.devices(graph)
-    best = max(
-        slowest(graph, (everyone[0], *rest)) for rest in itertools.permutations(everyone[1:])
-    )
+    best = max(slowest(graph, (devices[0], *rest)) for rest in itertools.permutations(devices[1:]))
     ring = gpu_topology.best_ring(graph)
     assert (ring.bytes_per_s if ring else 0.0) == best
     assert ring is None or slowest(graph, ring.order) == best

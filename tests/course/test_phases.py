@@ -44,11 +44,6 @@ def test_first_and_others_add_up_to_all_steps(batches, first_s, others_s, images
     assert start.after(1) == pytest.approx(images / first_s)
 
 
-def test_rounding_reaches_the_range():
-    rounded = phases.from_mean(100.0, 100, 11, 1.0, 0.1)  # a mean of 1.0 s, 0.9 to 1.1
-    assert rounded.range == pytest.approx((100 / 1.11, 100 / 0.89))
-
-
 def test_logs_count_the_batches_of_an_epoch_of_imagenet():
     for row in [*LOGS, *published.load("batch_log_p100")]:
         assert row["batches_per_epoch"] == -(
@@ -117,9 +112,3 @@ def test_only_whole_samples_between_the_mark_idle_and_the_next_are_idle():
     record = replace(RECORD, marks=marks)
     assert phases.load_by_phase(record, []) == pytest.approx({"idle": (2 * 100 + 20) / 3})
     assert phases.load_by_phase(replace(RECORD, marks=()), []) == {}
-
-
-def test_two_trainings_share_their_phases_and_no_time_is_idle_when_there_is_none():
-    first, second = trained(100.0, ("train", 0.0, 2.0)), trained(102.0, ("train", 0.0, 9.0))
-    expected = (0 + 75 + 2 * 100 + 20 + 2) / 6
-    assert phases.load_by_phase(RECORD, [first, second]) == pytest.approx({"train": expected})

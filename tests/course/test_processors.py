@@ -57,40 +57,7 @@ def test_figures_that_were_computed_agree_with_their_formula():
         assert each.flops_per_s["float32"] == pytest.approx(flops_per_s, rel=0.01)
 
 
-# --- choosing ----------------------------------------------------------------------------------
-
-
-def names(choices):
-    return [each.name for each in choices]
-
-
-def test_a_model_that_fits_goes_to_the_highest_peak_of_all():
-    # ResNet-50: 16 bytes x 25.6e6 parameters are 0.4e9 bytes
-    few, many = 4 * 125e12, 2000 * 2.15e12
-    first, second = processors.choose(25_557_032, 1_281_167, {"V100": 4, "Platinum 8160": 2000})
-    assert (first.kind, second.kind) == ("cpu", "gpu")
-    assert first.flops_per_s == pytest.approx(many)
-    assert second.flops_per_s == pytest.approx(few)
-    assert any(f"{few / many:.2g} of its peak" in reason for reason in first.reasons)
-    assert names(processors.choose(25_557_032, 1_281_167, {"V100": 4, "8160": 20}))[0].startswith(
-        "NVIDIA"
-    )
-
-
-def test_a_model_too_large_for_one_is_split_and_copies_are_whole():
-    # 10e9 parameters x 16 bytes = 160e9 bytes: 5 V100 of 32e9 hold one copy, 8 hold one, not 1.6
-    first, second = processors.choose(10**10, 1000, {"V100": 8, "8180": 2})
-    assert (first.parts, first.count, first.flops_per_s) == (5, 8, 5 * 125e12)
-    assert "model parallelism" in first.reasons[0]
-    assert second.parts == 1
-    assert "The model fits" in second.reasons[0]
-
-
-@pytest.mark.parametrize(
-    ("samples", "text"),
-    [(1000, "fits into what the model leaves"), (10**7, r"through one PCIe link .* 95\.6 s")],
-)
-def test_data_that_do_not_fit_must_come_through_the_link(samples, text):
-    (choice,) = processors.choose(10**6, samples, {"P100": 4})
+def test_data_that_do_not_fit_must_come_through_the_link():
+    (choice,) = processors.choose(10**6, 10**7, {"P100": 4})
     # 10^7 images x 150528 bytes / 15.75e9 bytes/s
-    assert any(re.search(text, reason) for reason in choice.reasons)
+    assert any(re.search(r"through one PCIe link .* 95\.6 s", text) for text in choice.reasons)

@@ -16,10 +16,10 @@ def test_density_is_one_in_all():
     assert ring.density(grid).sum() * 0.01**2 == pytest.approx(1, abs=1e-6)
 
 
-def test_places_are_on_the_ring_evenly_apart():
+def test_centres_are_on_the_ring_evenly_apart():
     ring = Ring(modes=6, radius=3.0)
-    assert np.allclose(np.linalg.norm(ring.centres, axis=1), 3)
     gaps = np.linalg.norm(ring.centres - np.roll(ring.centres, 1, axis=0), axis=1)
+    assert np.allclose(np.linalg.norm(ring.centres, axis=1), 3)
     assert np.allclose(gaps, 2 * 3 * np.sin(np.pi / 6))
 
 

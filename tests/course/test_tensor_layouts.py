@@ -41,9 +41,3 @@ def test_every_element_has_a_place_of_its_own(shape, tag):
     assert places.max() < memory.size
     assert np.array_equal(memory[places], array)
     assert np.count_nonzero(memory) == array.size
-
-
-@pytest.mark.parametrize("tag", ["abc", "abcc", "aBcd", "abcd16b", "aBcd0b", "NHWC", "", None])
-def test_tag_that_is_none_is_refused(tag):
-    with pytest.raises(ValueError, match="`tag` must name 4 dimensions once each"):
-        tensor_layouts.addresses((1, 2, 3, 4), tag)
