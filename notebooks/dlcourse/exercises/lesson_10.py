@@ -218,11 +218,48 @@ def generation_gathered(comm, draw, loss, parents):
     return np.mean(np.array(children)[best], axis=0), 8 * len(losses)
 
 
+def descend_by_nesterov(loss_and_gradient, weights, passes):
+    previous = weights
+    for step in range(passes):
+        ahead = weights + step / (step + 3) * (weights - previous)
+        previous, weights = weights, ahead - 5.0 * loss_and_gradient(ahead)[1]
+    return weights
+
+
+def descend_by_bfgs(loss_and_gradient, weights, passes):
+    """Limited-memory BFGS with three pairs, and half a step where the loss does not fall."""
+    loss, gradient = loss_and_gradient(weights)
+    pairs, step, left = [], 1.0, passes - 1
+    while left:
+        direction, factors = gradient.copy(), []
+        for move, change in reversed(pairs):
+            factors.append(np.sum(move * direction) / np.sum(move * change))
+            direction -= factors[-1] * change
+        if pairs:
+            move, change = pairs[-1]
+            direction *= np.sum(move * change) / np.sum(change**2)
+        for move, change in pairs:
+            back = np.sum(change * direction) / np.sum(move * change)
+            direction += (factors.pop() - back) * move
+        trial = weights - step * direction
+        trial_loss, trial_gradient = loss_and_gradient(trial)
+        left -= 1
+        if trial_loss > loss:
+            step /= 2
+            continue
+        move, change = trial - weights, trial_gradient - gradient
+        if np.sum(move * change) > 0:
+            pairs = [*pairs[-2:], (move, change)]
+        weights, loss, gradient, step = trial, trial_loss, trial_gradient, 1.0
+    return weights
+
+
 EXERCISES = {
     "10-1": Exercise(
         descend,
         check=check_descend,
         score=share_of_lbfgs,
+        also_right=(descend_by_nesterov, descend_by_bfgs),
         hint="Momentum is a start: v = 0.9 v - rate g, w = w + v.",
         mistakes={
             "Plain descent with the rate 5 ends lower than this.": lambda f, w, n: w,

@@ -145,6 +145,24 @@ def strip_by_scipy(comm, rows, kernel):
     return whole[first : first + len(rows)]
 
 
+def convolve_by_windows(images, kernels):
+    k, filters = kernels.shape[0], kernels.shape[-1]
+    windows = np.lib.stride_tricks.sliding_window_view(images, (k, k), axis=(1, 2))
+    rows = windows.transpose(0, 1, 2, 4, 5, 3).reshape(-1, kernels[..., 0].size)
+    return (rows @ kernels.reshape(-1, filters)).reshape(*windows.shape[:3], filters)
+
+
+def convolve_by_tensordot(images, kernels):
+    k = len(kernels)
+    height, width = images.shape[1] - k + 1, images.shape[2] - k + 1
+    total = 0
+    for i in range(k):
+        for j in range(k):
+            part = images[:, i : i + height, j : j + width, :]
+            total = total + np.tensordot(part, kernels[i, j], axes=1)
+    return total
+
+
 EXERCISES = {
     "11-1": Exercise(
         layer,
@@ -255,6 +273,7 @@ EXERCISES = {
         ],
         relative=1e-4,
         score=share_of_product,
+        also_right=(convolve_by_windows, convolve_by_tensordot),
         hint="Shape (batch, height - k + 1, width - k + 1, filters); compare with `convolve`.",
         mistakes={
             "Do not flip the kernel.": lambda images, k: fast(images, k[::-1, ::-1]),

@@ -92,6 +92,23 @@ def share_of_limit(answer, cluster):
     return share_of(lambda: np.multiply(a, b, out), lambda: answer(a, b), 10, np.median)
 
 
+def recurrence_by_steps(a, b):
+    states, state = np.empty_like(b), np.zeros(b.shape[1])
+    for step in range(len(b)):
+        state = a[step] * state + b[step]
+        states[step] = state
+    return states
+
+
+def recurrence_by_doubling(a, b):
+    factors, states, distance = a.copy(), b.copy(), 1
+    while distance < len(b):
+        states[distance:] += factors[distance:] * states[:-distance]
+        factors[distance:] = factors[distance:] * factors[:-distance]
+        distance *= 2
+    return states
+
+
 EXERCISES = {
     "13-1": Exercise(
         parameters,
@@ -178,6 +195,7 @@ EXERCISES = {
         call=unchanged,
         relative=1e-9,
         score=share_of_limit,
+        also_right=(recurrence_by_steps, recurrence_by_doubling),
         hint="Compare with the loop: h = a[t] * h + b[t], from h = 0.",
         mistakes={
             "A factor may be 0, and a product of many is nearly 0: do not divide by it.": quotients,

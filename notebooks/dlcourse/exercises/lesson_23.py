@@ -200,6 +200,45 @@ def mixture_by_messages(comm, tokens, choice, expert):
     return np.array([results[rank].pop(0) for rank in choice])
 
 
+def plan_with_late_weights(stages, microbatches):
+    """1F1B, where stage s is s microbatches behind with W."""
+    rows = []
+    for stage in range(stages):
+        row, ahead = [], min(stages - 1 - stage, microbatches)
+        row += [("F", m) for m in range(ahead)]
+        for m in range(microbatches):
+            if m + ahead < microbatches:
+                row.append(("F", m + ahead))
+            row.append(("B", m))
+            if m >= stage:
+                row.append(("W", m - stage))
+        done = sum(kind == "W" for kind, _ in row)
+        rows.append(row + [("W", m) for m in range(done, microbatches)])
+    return rows
+
+
+def plan_by_the_clock(stages, microbatches):
+    """In each unit of time: B if the gradient is there, else F if there is room, else W."""
+    rows = [[] for _ in range(stages)]
+    forwards, backwards, weights = ([0] * stages for _ in range(3))
+    while min(weights) < microbatches:
+        arrived = [microbatches, *forwards[:-1]], [*backwards[1:], microbatches]
+        arrived = [list(each) for each in arrived]
+        before = [*forwards], [*backwards]
+        for stage in range(stages):
+            f, b, w = before[0][stage], before[1][stage], weights[stage]
+            if b < min(f, arrived[1][stage]):
+                rows[stage].append(("B", b))
+                backwards[stage] += 1
+            elif f < arrived[0][stage] and f - w < stages:
+                rows[stage].append(("F", f))
+                forwards[stage] += 1
+            elif w < b:
+                rows[stage].append(("W", w))
+                weights[stage] += 1
+    return rows
+
+
 EXERCISES = {
     "23-1": Exercise(
         microbatches, cases=[(2, 0.3), (2, 1 / 9), (4, 0.1), (8, 0.25), (64, 0.05), (1, 0.01)],
@@ -250,6 +289,7 @@ EXERCISES = {
     ],
     "23-4": Exercise(
         plan, call=judged_plan, cases=PLANS, score=share_of_bound,
+        also_right=(plan_with_late_weights, plan_by_the_clock),
         hint="B first, because another stage waits for it; W fills what would be a gap.",
         mistakes={
             "Each of F, B and W comes once for each microbatch, in each stage's list.":

@@ -168,6 +168,37 @@ def train_with_a_list_of_turns(comm, weights, gradient, rate, steps, every):
     return weights, nbytes, drifts
 
 
+def pack_halves(gradient, nbytes):
+    count = nbytes // 6
+    places = np.sort(np.argpartition(np.abs(gradient).ravel(), -count)[-count:])
+    values = gradient.ravel()[places]
+    return np.concatenate([values.view("u1"), places.astype("u2").view("u1")])
+
+
+def unpack_halves(message, shape):
+    count, gradient = len(message) // 6, np.zeros(shape, "f4")
+    gradient.ravel()[message[4 * count :].view("u2")] = message[: 4 * count].view("f4")
+    return gradient
+
+
+def pack_bytes(gradient, nbytes):
+    count = (nbytes - 4) // 3
+    flat = gradient.ravel()
+    places = np.argsort(np.abs(flat))[::-1][:count]
+    scale = np.abs(flat[places[:1]]) / 127
+    codes = np.rint(flat[places] / scale).astype("i1")
+    parts = scale.astype("f4"), places.astype("u2"), codes
+    return np.concatenate([part.view("u1") for part in parts])
+
+
+def unpack_bytes(message, shape):
+    count = (len(message) - 4) // 3
+    gradient = np.zeros(int(np.prod(shape)), "f4")
+    places = message[4 : 4 + 2 * count].view("u2")
+    gradient[places] = message[4 + 2 * count :].view("i1") * message[:4].view("f4")[0]
+    return gradient.reshape(shape)
+
+
 EXERCISES = {
     "24-1": Exercise(
         nbytes,
@@ -230,6 +261,7 @@ EXERCISES = {
             "Plain top-k keeps more: the largest values, their places as uint32.":
                 (partial(plain_top_k, count=20), plain_unpack),
         },
+        also_right=((pack_halves, unpack_halves), (pack_bytes, unpack_bytes)),
         remark="1.00 would be the whole gradient; plain top-k keeps about 0.3 of it."),
     "24-5": Exercise(
         train, ranks=(2, 3), cases=walks, serial=local_sgd,

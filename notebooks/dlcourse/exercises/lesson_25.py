@@ -139,6 +139,15 @@ def recipe_gathered(comm, weights, gradient, samples, batch, rate, warmup, momen
     return weights
 
 
+def rates_by_cosine():
+    steps = np.arange(152)
+    return 0.3 * np.minimum(1, (steps + 1) / 30) * (1 + np.cos(np.pi * steps / 152)) / 2
+
+
+def rates_in_stairs():
+    return [0.1] * 20 + [0.2] * 20 + [0.3] * 60 + [0.1] * 30 + [0.02] * 22
+
+
 EXERCISES = {
     "25-1": Exercise(
         scaled,
@@ -216,6 +225,7 @@ EXERCISES = {
         remark="One process with the global batch, rate and warmup has the same weights."),
     "25-5": Exercise(
         falling_rates, call=of_use, score=recovered, limit_s=60,
+        also_right=(rates_by_cosine, rates_in_stairs),
         hint="Return a NumPy array of 152 learning rates, finite and not negative.",
         mistakes={
             "There are 152 steps, and each has a rate.": lambda: falling_rates()[1:],

@@ -1,5 +1,6 @@
 """Exercises of lesson 30: a peak, a batch, a kernel near the memory's limit, hidden exchange."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from math import ceil, floor
 
@@ -67,6 +68,28 @@ def hiding_batch(flops, parameters, flops_per_s, bytes_per_s, ranks, rounded=cei
     return max(least, rounded(exchange_s * flops_per_s / flops))
 
 
+def scale_and_add_in_blocks(factor, x, y, out):
+    for begin in range(0, len(out), 16_384):
+        part = out[begin : begin + 16_384]
+        np.multiply(x[begin : begin + 16_384], factor, out=part)
+        part += y[begin : begin + 16_384]
+
+
+def scale_and_add_in_threads(factor, x, y, out):
+    from concurrent.futures import ThreadPoolExecutor
+
+    def work(begin, end):
+        for first in range(begin, end, 8192):
+            part = slice(first, min(first + 8192, end))
+            np.multiply(factor, x[part], out[part])
+            np.add(out[part], y[part], out[part])
+
+    threads = len(os.sched_getaffinity(0))
+    cuts = np.linspace(0, len(x), threads + 1).astype(int)
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, cuts[:-1], cuts[1:]))
+
+
 EXERCISES = {
     "30-1": Exercise(peak, TABLE_1, {
         "Half of it: a product and a sum are 2 operations, and a core has 2 units.":
@@ -97,7 +120,8 @@ EXERCISES = {
             lambda f, x, y, out: np.copyto(out[: whole(x)], (f * x + y)[: whole(x)]),
         "`out = ...` only names a new array: write into the one that was given, `out[:] = ...`.":
             lambda f, x, y, out: None,
-    }, hint="Fill every element of `out` with factor * x + y, and change nothing else.",
+    }, also_right=(scale_and_add_in_blocks, scale_and_add_in_threads),
+        hint="Fill every element of `out` with factor * x + y, and change nothing else.",
         remark="`factor * x + y` writes arrays that nobody asked for. In blocks that fit a cache "
         "the second pass reads from there; threads use all cores' paths to memory.",
         call=filled, score=share_of_memory),

@@ -139,6 +139,24 @@ def pin_by_taskset(comm, cpus):
     subprocess.run(words, check=True, capture_output=True)
 
 
+def run_all_in_a_pool(tasks):
+    from concurrent.futures import ThreadPoolExecutor
+
+    from threadpoolctl import threadpool_limits
+
+    cores = len(os.sched_getaffinity(0))
+    with threadpool_limits(1), ThreadPoolExecutor(cores) as pool:
+        futures = [pool.submit(task) for task in tasks]
+        return [future.result() for future in futures]
+
+
+def run_all_in_turn(tasks):
+    results = []
+    for task in tasks:
+        results.append(task())
+    return results
+
+
 EXERCISES = {
     "31-1": Exercise(crowding,
         [(1, 2, None), (2, 2, 1), (2, 2, None), (4, 2, 2), (4, 4, 2), (2, 48, 22), (2, 48, None)], {
@@ -166,7 +184,8 @@ EXERCISES = {
             lambda tasks: sorted(task() for task in tasks),
         "Some tasks never ran.": lambda tasks: [task() for task in tasks[1:]],
         "Each task once.": lambda tasks: [(task(), task())[0] for task in tasks],
-    }, hint="A list with the result of every task, in the order of `tasks`, each run once.",
+    }, also_right=(run_all_in_a_pool, run_all_in_turn),
+        hint="A list with the result of every task, in the order of `tasks`, each run once.",
         remark="Small products leave threads waiting, so one task per core with one thread each is "
         "hard to beat. Pool threads times NumPy's threads is this lesson's crowd once more.",
         call=results_of, score=share_of_cores),

@@ -104,6 +104,23 @@ def share_of_best(answer, cluster=None):
     return float(best.sum() / np.square(scales[:, None] * q - rows).sum())
 
 
+def four_bits_of_the_largest(rows):
+    scales = np.abs(rows).max(axis=1) / 7
+    safe = np.where(scales > 0, scales, 1)
+    return np.clip(np.rint(rows / safe[:, None]), -7, 7).astype(np.int8), scales
+
+
+def four_bits_by_turns(rows):
+    """Codes for the scales, then the scales that fit the codes, ten times."""
+    scales = np.maximum(abs(rows).max(axis=1, keepdims=True) / 7, 1e-30)
+    for _ in range(10):
+        codes = np.rint(rows / scales).clip(-7, 7)
+        squares = (codes**2).sum(axis=1, keepdims=True)
+        scales = np.where(squares > 0, (codes * rows).sum(axis=1, keepdims=True), scales)
+        scales = np.maximum(scales / np.maximum(squares, 1), 1e-30)
+    return np.rint(rows / scales).clip(-7, 7).astype("int8"), scales[:, 0]
+
+
 EXERCISES = {
     "32-1": Exercise(lambda fraction_bits: 2 ** (fraction_bits + 1), [(10,), (23,), (7,)], {
         "The next integer is a power of two. Is it exact, too?": lambda f: 2 ** (f + 1) - 1,
@@ -144,7 +161,8 @@ EXERCISES = {
             lambda rows: (to_four_bits(rows)[0].astype(float), to_four_bits(rows)[1]),
         "One scale for each row: shapes (rows, 32) and (rows,).":
             lambda rows: (to_four_bits(rows)[0], to_four_bits(rows)[1][:, None]),
-    }, hint="Return two arrays: q of int8 from -7 to 7, and a scale for each row.",
+    }, also_right=(four_bits_of_the_largest, four_bits_by_turns),
+        hint="Return two arrays: q of int8 from -7 to 7, and a scale for each row.",
         call=in_four_bits, score=share_of_best,
         remark="The largest weight need not fit: clipping it can make all others more exact."),
     "32-5": Letters(CAUSES, "None of the six stops a program: narrow formats fail silently."),

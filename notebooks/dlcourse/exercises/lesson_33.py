@@ -116,6 +116,24 @@ PLACES = {
     f"That is its place in {layout}. Which dimension is the innermost here?":
         lambda _, *rest, layout=layout: address(layout, *rest) for layout in LAYOUTS
 }  # fmt: skip
+
+
+def to_nhwc_by_moveaxis(images):
+    return np.moveaxis(images, 1, -1).copy()
+
+
+def to_nhwc_in_blocks(images):
+    batch, channels, height, width = images.shape
+    pixels = images.reshape(batch, channels, height * width)
+    out = np.empty((batch, height * width, channels), images.dtype)
+    for n in range(batch):
+        for first in range(0, height * width, 64):
+            for c in range(0, channels, 64):
+                block = pixels[n, c : c + 64, first : first + 64]
+                out[n, first : first + 64, c : c + 64] = block.T
+    return out.reshape(batch, height, width, channels)
+
+
 EXERCISES = {
     "33-1": Exercise(address, places, PLACES | {
         "c // 16 takes the place of C in NCHW; c % 16 is the innermost.":
@@ -148,7 +166,8 @@ EXERCISES = {
             lambda x: np.ascontiguousarray(x.transpose(0, 3, 2, 1)),
         "The result is float32, as the images are.":
             lambda x: np.ascontiguousarray(x.transpose(0, 2, 3, 1), "float64"),
-    }, hint="A new array of shape (N, H, W, C), float32 and contiguous, with the same values.",
+    }, also_right=(to_nhwc_by_moveaxis, to_nhwc_in_blocks),
+        hint="A new array of shape (N, H, W, C), float32 and contiguous, with the same values.",
         call=arranged, score=share_of_copy,
         remark="The limit is a plain copy of the same bytes: each value read and written once."),
 }  # fmt: skip

@@ -200,6 +200,27 @@ def equal_steps_of_like_sizes(comm, mine, batch):
     return [list(mine[step::steps]) for step in range(steps)]
 
 
+def mixed_in_groups(read, samples, memory, random):
+    begins = np.arange(0, samples, 16)
+    random.shuffle(begins)
+    while len(begins):
+        group, begins = begins[: memory // 16], begins[memory // 16 :]
+        held = [sample for begin in group for sample in read(begin, min(begin + 16, samples))]
+        random.shuffle(held)
+        yield from held
+
+
+def mixed_by_replacement(read, samples, memory, random):
+    runs, held = list(random.permutation(-(-samples // 8))), []
+    while runs or held:
+        while runs and len(held) + 8 <= memory:
+            begin = 8 * int(runs.pop())
+            held += read(begin, min(begin + 8, samples))
+        place = int(random.integers(len(held)))
+        held[place], held[-1] = held[-1], held[place]
+        yield held.pop()
+
+
 EXERCISES = {
     "41-1": Exercise(speed, STAGES, {
         "Without prefetch add the seconds of all stages, one after the other; then 1 / seconds.":
@@ -233,7 +254,8 @@ EXERCISES = {
             lambda *case: in_order(*case, whole=True),
         "A read may give 16 neighbours: read runs, not single samples.":
             lambda *case: in_order(*case, size=1),
-    }, hint="Read runs in a random order, keep a buffer, and yield random samples of it.",
+    }, also_right=(mixed_in_groups, mixed_by_replacement),
+        hint="Read runs in a random order, keep a buffer, and yield random samples of it.",
         remark="Shuffled shards and a shuffle buffer: what most input pipelines do.",
         call=fair, score=share_of_full_shuffle),
     "41-4": Exercise(pipeline, sizes, {

@@ -89,6 +89,57 @@ def share_of_products(answer, cluster):
     return share_of(limit, lambda: answer(trees, net), 7, np.median, warmup=2)
 
 
+def at_once_by_heights(trees, net):
+    levels, heights = [], {}
+
+    def place(tree):
+        """The level of a tree and its row there."""
+        if not isinstance(tree, tuple):
+            level, work = 0, tree
+        else:
+            work = place(tree[0]), place(tree[1])
+            level = 1 + max(work[0][0], work[1][0])
+        while len(levels) <= level:
+            levels.append([])
+        levels[level].append(work)
+        return level, len(levels[level]) - 1
+
+    tops = [place(tree) for tree in trees]
+    for level, works in enumerate(levels):
+        if level == 0:
+            heights[0] = net["words"][works]
+            continue
+        left, right = (
+            np.array([heights[h][row] for h, row in side]) for side in zip(*works, strict=True)
+        )
+        heights[level] = np.tanh(left @ net["left"] + right @ net["right"] + net["bias"])
+    return np.array([heights[level][row].sum() for level, row in tops], "float32")
+
+
+def at_once_by_rounds(trees, net):
+    nodes, ready, waiting = [], {}, []
+
+    def add(tree):
+        children = tuple(add(half) for half in tree) if isinstance(tree, tuple) else ()
+        nodes.append(tree)
+        if children:
+            waiting.append((len(nodes) - 1, *children))
+        else:
+            ready[len(nodes) - 1] = net["words"][tree]
+        return len(nodes) - 1
+
+    tops = [add(tree) for tree in trees]
+    while waiting:
+        now = [each for each in waiting if each[1] in ready and each[2] in ready]
+        waiting[:] = [each for each in waiting if each not in now]
+        pairs = np.array([np.concatenate([ready[left], ready[right]]) for _, left, right in now])
+        both = np.concatenate([net["left"], net["right"]])
+        ready.update(
+            zip([each[0] for each in now], np.tanh(pairs @ both + net["bias"]), strict=True)
+        )
+    return np.array([np.sum(ready[top]) for top in tops], dtype=np.float32)
+
+
 EXERCISES = {
     "50-1": Exercise(
         traces, cases=[(trees, way) for trees in SENTENCES for way in KEYS],
@@ -152,6 +203,7 @@ EXERCISES = {
     }, "The question was not which is the fastest: a need decides, and then a measurement."),
     "50-5": Exercise(
         at_once, cases=forests, call=scores, relative=1e-5, score=share_of_products,
+        also_right=(at_once_by_heights, at_once_by_rounds),
         hint="Number all nodes, children first; then compute the pairs of each height together.",
         mistakes={
             "The left half goes with `left`, the right one with `right`.":

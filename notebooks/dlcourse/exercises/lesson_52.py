@@ -85,9 +85,23 @@ def global_mean_of_all_rows(comm, rows):
     return np.mean(np.vstack(comm.allgather(rows)), axis=0)
 
 
+def divide_in_turn(sizes, workers):
+    return [list(range(worker, len(sizes), workers)) for worker in range(workers)]
+
+
+def divide_largest_first(sizes, workers):
+    parts, loads = [[] for _ in range(workers)], [0] * workers
+    for file in sorted(range(len(sizes)), key=lambda file: -sizes[file]):
+        worker = loads.index(min(loads))
+        parts[worker].append(file)
+        loads[worker] += sizes[file]
+    return parts
+
+
 EXERCISES = {
     "52-1": Exercise(
         divide, cases=FILES, call=dealt_once, score=share_of_bound,
+        also_right=(divide_in_turn, divide_largest_first),
         hint="The largest file first, each to the worker that has the least so far.",
         mistakes={
             "Some file is missing or twice: each index must occur once.":

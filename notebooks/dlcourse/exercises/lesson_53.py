@@ -136,6 +136,22 @@ def corrected_in_one_array(comm, rows, average):
     return mean[:-1] / mean[-1]
 
 
+def plan_of_one_message(ready_s, nbytes, latency_s, bytes_per_s):
+    return [len(nbytes)]
+
+
+def plan_by_trying_all_ends(ready_s, nbytes, latency_s, bytes_per_s):
+    best = {0: (0.0, [])}  # number of gradients that are through: earliest time, buckets
+    for end in range(1, len(nbytes) + 1):
+        ways = []
+        for begin in range(end):
+            through_s, buckets = best[begin]
+            message_s = latency_s + sum(nbytes[begin:end]) / bytes_per_s
+            ways.append((max(through_s, ready_s[end - 1]) + message_s, [*buckets, end - begin]))
+        best[end] = min(ways)
+    return best[len(nbytes)][1]
+
+
 EXERCISES = {
     "53-1": Exercise(
         buckets_of,
@@ -183,6 +199,7 @@ EXERCISES = {
     }, "Three of them are in the thesis' scripts and logs, and none of these is the exchange."),
     "53-5": Exercise(
         one_bucket, call=call_plan, cases=SHOWN, score=share_of_earliest,
+        also_right=(plan_of_one_message, plan_by_trying_all_ends),
         hint="Return a list with the number of consecutive gradients in each bucket.",
         mistakes={
             "Each gradient goes into one bucket: the numbers add up to all of them.":

@@ -127,6 +127,21 @@ def waiting_by_sums(comm, step_s, exchange_s):
     return total_s, waited_s / total_s / comm.Get_size()
 
 
+def forecast_by_doublings(points, workers):
+    """Each further doubling lengthens a step by the mean of what the last doublings did."""
+    counts = sorted(points)
+    step_s = [count / points[count] for count in counts]
+    first, last = counts[0], counts[-1]
+    slope = (step_s[-1] - step_s[0]) / np.log2(last / first)
+    return workers / (step_s[-1] + max(0.0, slope) * np.log2(workers / last))
+
+
+def forecast_by_least_squares(points, workers):
+    counts, speeds = (np.array(each, float) for each in zip(*sorted(points.items()), strict=True))
+    slope, start = np.polyfit(np.log2(counts), counts / speeds, 1)
+    return workers / (start + max(slope, 0) * log2(workers))
+
+
 EXERCISES = {
     "70-1": Exercise(
         speed_ups, cases=[(29.4, 32, 0.013), (7.0, 8, 0.1), (500.0, 1000, 0.002)], relative=1e-3,
@@ -193,5 +208,6 @@ EXERCISES = {
             LOW: partial(forecast, shape=lambda counts: counts - 1),
             SHAPE: lambda *a: 0.95 * forecast(*a),
         },
+        also_right=(forecast_by_doublings, forecast_by_least_squares),
         remark="No small number of workers shows what comes with a large one."),
 }  # fmt: skip

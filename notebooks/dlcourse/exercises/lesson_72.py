@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from itertools import pairwise
 
 from dlcourse.exercises.engine import Exercise, Letters, NotAnswered, WrongAnswer
 
@@ -110,6 +111,35 @@ def leave_by_count(comm, seen):
     return sum(int(each) for each in comm.allgather(seen)) > 0
 
 
+def plan_by_a_grid(work_s, start_s, save_s, between_s, longest_s, wait_s):
+    best = (math.inf, 0, 0)
+    for limit_s in range(600, int(longest_s) + 1, 600):
+        for interval_s in range(60, 14_400, 300):
+            useful = 1 - save_s / interval_s - interval_s / (2 * between_s)
+            inside_s = (limit_s - start_s - save_s) * useful
+            if useful > 0 and inside_s > 0:
+                total = work_s / inside_s * (limit_s + wait_s(limit_s))
+                best = min(best, (total, limit_s, interval_s))
+    return best[1:]
+
+
+def plan_by_scipy(work_s, start_s, save_s, between_s, longest_s, wait_s):
+    from scipy.optimize import minimize_scalar
+
+    def per_second(limit_s):
+        return (limit_s + wait_s(limit_s)) / (limit_s - start_s - save_s)
+
+    edges = [1.01 * (start_s + save_s) + share * longest_s for share in (0, 0.05, 0.2, 0.5)]
+    edges = [edge for edge in edges if edge < longest_s] + [longest_s]
+    found = [longest_s]
+    for low, high in pairwise(edges):
+        found.append(minimize_scalar(per_second, bounds=(low, high), method="bounded").x)
+    limit_s = min(
+        [*found, *(h * 3600.0 for h in (2, 4, 8) if h * 3600 < longest_s)], key=per_second
+    )
+    return float(limit_s), math.sqrt(2 * save_s * between_s)
+
+
 EXERCISES = {
     "72-1": Exercise(
         paid,
@@ -174,6 +204,7 @@ EXERCISES = {
         remark="Whichever rank sees the file first, all ranks leave after the same step."),
     "72-5": Exercise(
         plan, check=lambda answer: share_of_best(answer) and None, score=share_of_best,
+        also_right=(plan_by_a_grid, plan_by_scipy),
         hint="Two separate questions: how often to save, and how much time to ask for.",
         mistakes={
             "How often to save? Lesson 70 has the interval that loses least.":

@@ -161,6 +161,22 @@ def who_differs_as_rank_0_finds(comm, weights):
     return comm.bcast(found, root=0)
 
 
+def interval_at_its_middle(age_s, save_s, mtbf_s, shape):
+    """Young's interval, with the rate of failures in the middle of the interval itself."""
+    scale = mtbf_s / math.gamma(1 + 1 / shape)
+    work_s = math.sqrt(2 * save_s * mtbf_s)
+    for _ in range(20):
+        middle_s = age_s + work_s / 2
+        rate = shape / scale * (middle_s / scale) ** (shape - 1)
+        work_s = math.sqrt(2 * save_s / rate)
+    return work_s
+
+
+def interval_in_two_stages(age_s, save_s, mtbf_s, shape):
+    fixed_s = math.sqrt(2 * save_s * mtbf_s)
+    return 0.7 * fixed_s if age_s < 0.5 * mtbf_s else 1.5 * fixed_s
+
+
 EXERCISES = {
     "73-1": Exercise(
         carried,
@@ -220,6 +236,7 @@ EXERCISES = {
         remark="Two ranks see that they differ, three see who does."),
     "73-5": Exercise(
         interval, check=at_least_fixed, score=share, limit_s=20.0,
+        also_right=(interval_at_its_middle, interval_in_two_stages),
         hint="Save more often when failures are frequent.",
         mistakes={
             "Daly's fixed interval keeps as much. When are failures frequent here?":

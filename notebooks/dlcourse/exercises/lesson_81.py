@@ -134,6 +134,14 @@ def averages_by_powers(comm, batches, momentum):
     )
 
 
+def settings_of_larger_parts():
+    return {"area": 0.5, "test_size": 24}
+
+
+def settings_of_a_longer_warmup():
+    return dict(warmup=2, momentum=0.9, test_size=22)
+
+
 EXERCISES = {
     "81-1": Exercise(
         iterations,
@@ -256,6 +264,7 @@ EXERCISES = {
         call=allowed,
         score=top1,
         limit_s=150,
+        also_right=(settings_of_larger_parts, settings_of_a_longer_warmup),
         hint=f"A dict with some of {', '.join(sorted(CHOICES))}; `test_size` at most {LARGEST}.",
         mistakes={
             f"The test has at most {LARGEST} pixels.": lambda: {"test_size": 32},

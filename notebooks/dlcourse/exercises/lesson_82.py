@@ -249,6 +249,56 @@ def nodes_first_by_a_chain(comm, gradient, nodes):
     return total
 
 
+def ring_by_backtracking(links, gpus):
+    for least in sorted(set(links.values()), reverse=True):
+        near = [[] for _ in range(gpus)]
+        for (one, other), speed in links.items():
+            if speed >= least:
+                near[one].append(other)
+                near[other].append(one)
+        if any(len(each) < 2 for each in near):
+            continue
+        start = min(range(gpus), key=lambda gpu: len(near[gpu]))
+        stack = [[start]]
+        while stack:
+            path = stack.pop()
+            if len(path) == gpus:
+                if start in near[path[-1]]:
+                    return path
+                continue
+            following = [gpu for gpu in near[path[-1]] if gpu not in path]
+            following.sort(key=lambda gpu: -sum(other not in path for other in near[gpu]))
+            stack += [[*path, gpu] for gpu in following]
+    return []
+
+
+def ring_by_turning(links, gpus):
+    """Make a path longer at its end; where it cannot be, turn a part of it round."""
+    random = np.random.default_rng(1)
+    for least in sorted(set(links.values()), reverse=True):
+        near = {gpu: [] for gpu in range(gpus)}
+        for (one, other), speed in links.items():
+            if speed >= least:
+                near[one] += [other]
+                near[other] += [one]
+        if min(map(len, near.values())) < 2:
+            continue
+        path = [0]
+        for _ in range(20_000):
+            end = path[-1]
+            if len(path) == gpus and path[0] in near[end]:
+                return path
+            fresh = [gpu for gpu in near[end] if gpu not in path]
+            if fresh:
+                path.append(fresh[random.integers(len(fresh))])
+            else:
+                place = path.index(near[end][random.integers(len(near[end]))])
+                path[place + 1 :] = path[:place:-1]
+                if random.random() < 0.3:
+                    path.reverse()
+    return list(range(gpus))
+
+
 EXERCISES = {
     "82-1": Exercise(
         busiest,
@@ -287,6 +337,7 @@ EXERCISES = {
             "Neighbours need a link, and so do the last and the first.":
                 lambda links, gpus: sorted(range(gpus), key=lambda gpu: (gpu % 2, gpu)),
         },
+        also_right=(ring_by_backtracking, ring_by_turning),
         remark="The best is known: a ring was put in, and one of its GPUs has no better links."),
     "82-5": Exercise(
         nodes_first, ranks=(3, 4), call=call_nodes_first, serial=summed,

@@ -139,6 +139,14 @@ def area_by_sklearn(comm, labels, scores):
     return comm.bcast(area, root=0)
 
 
+def settings_with_the_archive():
+    return {"epochs": 4, "start": "chosen", "archive": 600, "pretrain_epochs": 6}
+
+
+def settings_with_larger_batches():
+    return dict(start="none", epochs=10, batch_per_rank=16, learning_rate=0.05)
+
+
 EXERCISES = {
     "83-1": Exercise(luck, [(1, 1), (2, 2), (8, 14), (10, 14), (14, 14), (0, 5)], {
         "This is exactly so many. A reader is impressed by more, too.":
@@ -180,6 +188,7 @@ EXERCISES = {
         ranks=(2, 3), serial=of_all),
     "83-5": Exercise(
         settings, call=allowed, score=share_of_ideal, limit_s=150,
+        also_right=(settings_with_the_archive, settings_with_larger_batches),
         hint=f"A dict with some of {', '.join(CHOICES)}, and at most {PICTURES} pictures.",
         mistakes={
             "Count every pass over every radiograph, those of the archive too.":

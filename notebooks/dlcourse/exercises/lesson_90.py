@@ -174,6 +174,47 @@ def noise_scale_by_variance(comm, gradient, samples):
     return samples / comm.size * variance / squared
 
 
+def predict_by_exponents(train, budget, size, tokens):
+    """Least squares for the three factors, for each pair of exponents on a grid."""
+    runs = [(n, d) for n in np.geomspace(1e6, 3e8, 8) for d in np.geomspace(3e7, 3e10, 8)]
+    runs, left, rows = sorted(runs, key=lambda run: run[0] * run[1]), budget, []
+    for n, d in runs:
+        if 6 * n * d < left:
+            left -= 6 * n * d
+            rows.append((n, d, train(n, d)))
+    n, d, losses = np.array(rows).T
+    best = (np.inf, 0.0)
+    for a in np.arange(0.15, 0.6, 0.01):
+        for b in np.arange(0.15, 0.6, 0.01):
+            terms = np.stack([np.ones(len(n)), n**-a, d**-b], axis=1) / losses[:, None]
+            factors = np.linalg.lstsq(terms, np.ones(len(n)), rcond=None)[0]
+            error = np.sum((terms @ factors - 1) ** 2)
+            best = min(best, (error, float(factors @ [1, size**-a, tokens**-b])))
+    return best[1]
+
+
+def predict_along_three_lines(train, budget, size, tokens):
+    from scipy.optimize import curve_fit
+
+    runs = [(n, 4e9) for n in np.geomspace(1e6, 5e8, 12)]
+    runs += [(5e7, d) for d in np.geomspace(1e7, 3e10, 14)]
+    runs += [(n, 20 * n) for n in np.geomspace(2e6, 2.5e8, 12)]
+    table, left = [], budget
+    for n, d in runs:
+        if 6 * n * d <= left:
+            table.append((n, d, train(float(n), float(d))))
+            left -= 6 * n * d
+    n, d, losses = map(np.array, zip(*table, strict=True))
+
+    def law(runs, least, of_size, a, of_data, b):
+        n, d = runs
+        return least + np.exp(of_size) * (n / 1e8) ** -a + np.exp(of_data) * (d / 1e9) ** -b
+
+    start = (1.5, np.log(0.5), 0.3, np.log(0.5), 0.3)
+    found, _ = curve_fit(law, (n, d), losses, start, sigma=losses, maxfev=20_000)
+    return float(law((size, tokens), *found))
+
+
 EXERCISES = {
     "90-1": Exercise(
         training_flops,
@@ -238,5 +279,6 @@ EXERCISES = {
             LIMITS:
                 lambda train, budget, size, tokens: train(size, tokens),
         },
+        also_right=(predict_by_exponents, predict_along_three_lines),
         remark="Small nets with much data and larger ones with little separate the two terms."),
 }  # fmt: skip

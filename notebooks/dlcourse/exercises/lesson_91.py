@@ -210,6 +210,63 @@ def stage_2_by_allreduce(comm, weights, gradients, velocity, samples, rate, mome
     return [old - step for old, step in zip(weights, steps, strict=True)], speeds, kept
 
 
+def cheapest_by_ratio(layers, ranks, per_node, limit, inside, between, latency):
+    best = (np.inf, 1, set())
+    for groups in range(1, ranks + 1):
+        if ranks % groups:
+            continue
+        s, n = ranks // groups, sum(layers)
+        left = limit - 4 * n / s - 2 * max(layers)
+        if left < 0:
+            continue
+        kept = set()
+        for place in np.argsort(layers):  # the small ones save most for their bytes
+            part = (s - 1) / s * layers[place]
+            if part <= left:
+                left -= part
+                kept.add(int(place))
+        rate = inside if s <= per_node else between
+        seconds = 2 * (groups - 1) / groups * n / (s * between)
+        seconds += 2 * (groups - 1) * latency * len(layers)
+        for place, size in enumerate(layers):
+            times = 2 if place in kept else 3
+            seconds += times * ((s - 1) / s * size / rate + (s - 1) * latency)
+        best = min(best, (seconds, groups, kept), key=lambda each: each[0])
+    return best[1], best[2]
+
+
+def cheapest_by_additions(layers, ranks, per_node, limit, inside, between, latency):
+    n, count = sum(layers), len(layers)
+
+    def seconds(groups, kept):
+        s = ranks // groups
+        rate = inside if s <= per_node else between
+        gathered = sum(size * (2 if i in kept else 3) for i, size in enumerate(layers))
+        messages = (3 * count - len(kept)) * (s - 1) + 2 * (groups - 1) * count
+        return (
+            gathered * (s - 1) / s / rate
+            + 2 * (groups - 1) / groups * n / s / between
+            + messages * latency
+        )
+
+    def fits(groups, kept):
+        s = ranks // groups
+        need = 4 * n / s + 2 * max(layers) + (s - 1) / s * sum(layers[i] for i in kept)
+        return need <= limit
+
+    candidates = []
+    for groups in (g for g in range(1, ranks + 1) if ranks % g == 0 and fits(g, ())):
+        orders = sorted(range(count), key=layers.__getitem__), list(range(count))
+        for order in (*orders, orders[0][::-1]):
+            kept = frozenset()
+            for layer in order:
+                if fits(groups, kept | {layer}):
+                    kept = kept | {layer}
+            candidates.append((groups, kept))
+        candidates.append((groups, frozenset()))
+    return min(candidates, key=lambda each: seconds(*each))
+
+
 EXERCISES = {
     "91-1": Exercise(
         kept_by_a_rank,
@@ -285,5 +342,6 @@ EXERCISES = {
             "The best layout that keeps all layers or none is faster.":
                 lambda *case: (1, set()),
         },
+        also_right=(cheapest_by_ratio, cheapest_by_additions),
         remark="Groups that fit into a node come first, then what memory is left buys gathers."),
 }  # fmt: skip

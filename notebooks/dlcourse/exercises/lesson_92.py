@@ -241,6 +241,25 @@ def mean_so_far_collected(comm, values, mine):
     return sums[until - 1] / until[:, None]
 
 
+def assign_by_load(pairs, ranks):
+    """The largest block first, each to the rank with the least work that has room for a block."""
+    room, load, owner = [len(pairs) // ranks] * ranks, [0] * ranks, [0] * len(pairs)
+    for block in sorted(range(len(pairs)), key=lambda block: pairs[block], reverse=True):
+        rank = min((r for r in range(ranks) if room[r]), key=lambda r: load[r])
+        owner[block] = rank
+        load[rank] += pairs[block]
+        room[rank] -= 1
+    return owner
+
+
+def assign_in_a_snake(pairs, ranks):
+    owner = np.empty(len(pairs), int)
+    for place, block in enumerate(np.argsort(pairs)):
+        turn, step = divmod(place, ranks)
+        owner[block] = step if turn % 2 == 0 else ranks - 1 - step
+    return owner.tolist()
+
+
 EXERCISES = {
     "92-1": Exercise(
         cheaper,
@@ -301,5 +320,6 @@ EXERCISES = {
             "Every rank gets the same number of blocks, 8 of 32.": lambda p, ranks: [0] * len(p),
             "A list with the rank of each block is expected.": lambda p, ranks: {0: 1},
         },
+        also_right=(assign_by_load, assign_in_a_snake),
         remark="Largest first is the start; exchanging pairs of blocks brings it closer to 1.00."),
 }  # fmt: skip

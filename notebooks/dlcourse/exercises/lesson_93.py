@@ -153,6 +153,53 @@ def asks_all(ask, cluster):
     return min(every, key=lambda sides: ask(*sides))
 
 
+def choose_by_memory(ask, cluster):
+    """The ten layouts with the least splitting that should fit."""
+    gpus, found = cluster["gpus"], []
+    for tensor in range(1, min(cluster["per_node"], cluster["heads"]) + 1):
+        if gpus % tensor or cluster["heads"] % tensor:
+            continue
+        for pipeline in range(1, cluster["layers"] + 1):
+            data, rest = divmod(gpus // tensor, pipeline)
+            if rest or cluster["layers"] % pipeline or cluster["batch"] % max(data, 1):
+                continue
+            if 16 * cluster["parameters"] / (tensor * pipeline) < 75e9 and data:
+                found.append((tensor * pipeline, pipeline, (data, tensor, pipeline)))
+    asked = {layout: ask(*layout) for *_, layout in sorted(found)[:10]}
+    return min(asked, key=asked.get)
+
+
+def choose_by_neighbours(ask, cluster):
+    """From a layout that surely fits, go on to neighbours that are better."""
+    gpus, layers, heads = cluster["gpus"], cluster["layers"], cluster["heads"]
+    layouts = [
+        (gpus // (t * p), t, p)
+        for t in range(1, cluster["per_node"] + 1)
+        for p in range(1, layers + 1)
+        if gpus % (t * p) == 0
+        and heads % t == 0
+        and layers % p == 0
+        and cluster["batch"] % (gpus // (t * p)) == 0
+    ]
+    enough = [each for each in layouts if 16 * cluster["parameters"] <= 70e9 * each[1] * each[2]]
+    order = sorted(enough or layouts, key=lambda each: (each[1] * each[2], each[2]))
+    seconds = {}
+    for layout in order[:5]:
+        seconds[layout] = ask(*layout)
+    while len(seconds) < 10:
+        best = min(seconds, key=seconds.get)
+        left = [each for each in order if each not in seconds]
+        if not left:
+            break
+
+        def away(layout, best=best):
+            return sum(abs(np.log2(one / other)) for one, other in zip(layout, best, strict=True))
+
+        layout = min(left, key=away)
+        seconds[layout] = ask(*layout)
+    return min(seconds, key=seconds.get)
+
+
 EXERCISES = {
     "93-1": Exercise(
         rounds_bubble,
@@ -229,5 +276,6 @@ EXERCISES = {
             f"More than {MOST} questions for one cluster.": asks_all,
             "data x tensor x pipeline must be the number of GPUs.": lambda ask, cluster: (1, 1, 1),
         },
+        also_right=(choose_by_memory, choose_by_neighbours),
         remark="Tensor inside a node, few stages, copies outside: a rule replaces most questions."),
 }  # fmt: skip
