@@ -1,7 +1,5 @@
 """Phantoms and street scenes follow from seed and index, and show what their labels say."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import synthetic_properties as properties
@@ -100,14 +98,3 @@ def test_boxes_enclose_exactly_the_pixels_of_their_vehicle():
             assert np.abs(outside).max() < 2.5, (frame, label, drawn)
             checked += 1
     assert checked > 15
-
-
-def test_vehicles_never_overlap():
-    for seed in range(5):
-        for frame in range(0, 300, 25):
-            lanes = {}
-            for one in street_scenes.vehicles(seed, frame):
-                lanes.setdefault(one.track % 3, []).append(one)
-            for lane in lanes.values():
-                for far, near in pairwise(lane):
-                    assert far.z - far.size[2] / 2 > near.z + near.size[2] / 2
