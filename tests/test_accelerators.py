@@ -1,4 +1,4 @@
-"""Every rank gets a GPU of its own, or all ranks get the same answer why not.
+"""Every rank gets its own GPU, or all ranks get the same reason why not.
 
 Tests dlguide.machine.accelerators and dlguide.training.devices. No GPU is needed: what ranks see
 is written down, and a stand-in answers in the place of TensorFlow's configuration.
@@ -55,7 +55,7 @@ def test_where_the_batch_system_shows_each_rank_its_own_gpu_each_takes_the_first
 @given(some.lists(some.permutations("0123").flatmap(
     lambda order: some.integers(1, 4).map(lambda many: tuple(order[:many]))
 ), min_size=1, max_size=4))  # fmt: skip
-def test_lists_that_overlap_give_everybody_another_gpu_where_that_can_be(lists):
+def test_lists_that_overlap_give_each_rank_another_gpu_where_that_can_be(lists):
     possible = any(len(set(pick)) == len(lists) for pick in itertools.product(*lists))
     found = accelerators.assign([VisibleGpus("a", each) for each in lists])
     assert {place.device for place in found} == {"gpu" if possible else "cpu"}

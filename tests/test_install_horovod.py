@@ -164,27 +164,6 @@ def test_cached_wheel_that_fails_here_is_built_again(cache, monkeypatch, capsys)
 # --- the recipe --------------------------------------------------------------------------------
 
 
-ALL_CHANGES = (*install_horovod.CHANGES, *install_horovod.PYTORCH_CHANGES)
-
-
-@pytest.mark.parametrize("pytorch", [False, True])
-def test_only_the_changes_of_the_table_are_made(tmp_path, pytorch):
-    made = ALL_CHANGES if pytorch else install_horovod.CHANGES
-    before, after = {}, {}
-    for change in ALL_CHANGES:
-        name, published, ours = change
-        before[name] = before.get(name, "") + f"before\n{published}\nafter\n"
-        text = ours if change in made else published
-        after[name] = after.get(name, "") + f"before\n{text}\nafter\n"
-    for name, text in before.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    install_horovod._change(tmp_path, pytorch)
-    assert {name: (tmp_path / name).read_text() for name in after} == after
-    with pytest.raises(RuntimeError, match=r"of Horovod 0\.28\.1 is not as expected"):
-        install_horovod._change(tmp_path)  # what is to be changed is not there any more
-
-
 def test_source_that_is_not_the_published_one_is_not_unpacked(tmp_path):
     archive = tmp_path / "horovod-0.28.1.tar.gz"
     archive.write_bytes(b"something else")

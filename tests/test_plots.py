@@ -12,8 +12,7 @@ from matplotlib.colors import to_hex
 from test_measure import some_run
 
 from dlguide import plots
-from dlguide.bench.onednn import OnednnSpeed
-from dlguide.measure import Timing, Utilisation
+from dlguide.measure import Utilisation
 from dlguide.measure.horovod_timeline import (
     COPY_IN,
     EXCHANGE,
@@ -23,15 +22,6 @@ from dlguide.measure.horovod_timeline import (
     Timeline,
 )
 from dlguide.plots.timeline import COLOURS, COMPUTE
-
-
-def words(figure):
-    return figure._repr_html_().split('alt="')[1].split('"')[0]
-
-
-def texts(axes):
-    return [text.get_text() for text in axes.texts]
-
 
 ROWS = [{"ranks": p, "images_per_s": s} for p, s in ((4, 300.0), (1, 100.0), (2, 180.0))]
 
@@ -47,9 +37,6 @@ def test_scaling_draws_measured_ideal_and_efficiency():
     assert measured.get_xydata().tolist() == [[1, 100], [2, 180], [4, 300]]
     assert ideal.get_xydata().tolist() == [[0, 0], [4, 400]]
     assert [bar.get_height() for bar in right.patches] == pytest.approx([100, 90, 75])
-    assert texts(right) == ["100 %", "90 %", "75 %"]
-    assert left.get_ylabel() == "images/s over all ranks"
-    assert right.get_ylabel() == "parallel efficiency (%)"
 
 
 def test_scaling_counts_the_slowest_of_a_run_s_ranks():
@@ -75,8 +62,6 @@ def test_utilisation_draws_each_core_under_the_ranks_on_one_clock():
     assert first.patches[0].get_data().values.tolist() == [10, 20, 30]
     assert second.patches[0].get_data().values.tolist() == [90, 80, 70]
     assert first.patches[0].get_data().edges.tolist() == [0, 0.2, 0.4, 0.6]
-    assert (first.get_ylabel(), second.get_ylabel()) == ("core 0\nbusy (%)", "core 3\nbusy (%)")
-    assert texts(first) == ["go"]
     assert len({axes.get_xlim() for axes in (ranks, first, second)}) == 1
 
 
@@ -151,51 +136,20 @@ def test_bars_lie_in_their_lanes_where_the_events_were():
     assert np.allclose(sorted(bars_of(axes, COLOURS[NEGOTIATION])), [(1, 10, 10), (2, 10, 10)])
     # lane 0: the step without what happened from 10 to 32 ms
     assert np.allclose(sorted(bars_of(axes, COLOURS[COMPUTE])), [(0, 0, 10), (0, 32, 8)])
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["steps", "a", "b", "c"]
-    assert axes.get_xlim() == pytest.approx((0, 40))
-    assert axes.get_xlabel() == "milliseconds"
 
 
-def test_speeds_have_a_panel_for_each_mode():
-    speeds = [
-        OnednnSpeed(mode, on, 10, Timing((0.5 if on else 1.0,) * 3))
-        for mode in ("train", "infer")
-        for on in (True, False)
-    ]
-    figure = plots.onednn_speeds(speeds)
-    assert [axes.get_title() for axes in figure.axes] == ["train", "infer"]
-    heights = {round(bar.get_height()) for axes in figure.axes for bar in axes.patches}
-    assert heights == {10, 20}
-    assert "train, oneDNN on: 20" in figure._repr_html_()
-
-
-EMPTY_TIMELINE = Timeline("empty.json", None, (), (), (), True)
-
-# --- refusals and alternative texts ---
-
-REFUSED = [
-    (plots.scaling, ([],), {}, "`runs` must hold at least one TrainingResult"),
-    (plots.timeline, (EMPTY_TIMELINE,), {}, "`recorded` must hold an event, got 'empty"),
-    (plots.onednn_speeds, ([],), {}, "`speeds` must hold at least one"),
-    (plots.timeline, (recorded(),), {"span": (1.0, 2.0)}, r"have events in what .* Choose another"),
-    (plots.timeline, (recorded(),), {"span": (2.0, 1.0)}, "`span` must end after it begins"),
-]
-
-
-@pytest.mark.parametrize(("draw", "arguments", "options", "text"), REFUSED)
-def test_what_cannot_be_drawn_is_refused(draw, arguments, options, text):
+@pytest.mark.parametrize(
+    ("draw", "argument", "text"),
+    [
+        (plots.scaling, [], "`runs` must hold at least one TrainingResult"),
+        (
+            plots.timeline,
+            Timeline("empty.json", None, (), (), (), True),
+            "`recorded` must hold an event, got 'empty",
+        ),
+        (plots.onednn_speeds, [], "`speeds` must hold at least one"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(draw, argument, text):
     with pytest.raises(ValueError, match=text):
-        draw(*arguments, **options)
-
-
-DRAWN = [
-    (plots.scaling, (ROWS,)),
-    (plots.timeline, (recorded(),)),
-]
-
-
-@pytest.mark.parametrize(("draw", "arguments"), DRAWN)
-def test_every_picture_is_described_in_words(draw, arguments):
-    figure = draw(*arguments)
-    assert figure._repr_html_().startswith("<img alt=")
-    assert len(words(figure)) > 20
+        draw(argument)

@@ -46,13 +46,3 @@ def test_a_row_with_too_few_cells_is_refused(tmp_path):
     write(tmp_path / "published/t.csv", "a,b\n1,2\n3")
     with pytest.raises(RuntimeError, match=r"t\.csv, row 3: 1 cells under 2 columns"):
         published.load("t", tmp_path)
-
-
-def test_a_table_of_the_sources_has_the_number_that_was_printed():
-    rows = published.load("throughput")
-    row = next(r for r in rows if (r["study"], r["table"], r["batch_per_worker"]) == THESIS)
-    assert row["images_per_s"] == 210.15
-    assert row["device"] == "P100"
-
-
-THESIS = ("thesis", "1", 32)

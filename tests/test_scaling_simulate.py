@@ -22,10 +22,10 @@ def harmonic(count):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 1000])
 def test_constant_steps_add_up(count):
-    told = synchronous(WorkerTimes(count, 0.1), 50, exchange_s=0.02)
-    assert told.seconds == pytest.approx(50 * 0.12)
-    assert (told.updates, told.gradients) == (50, 50 * count)
-    assert told.waited == pytest.approx(0.02 / 0.12)
+    seen = synchronous(WorkerTimes(count, 0.1), 50, exchange_s=0.02)
+    assert seen.seconds == pytest.approx(50 * 0.12)
+    assert (seen.updates, seen.gradients) == (50, 50 * count)
+    assert seen.waited == pytest.approx(0.02 / 0.12)
     slow = synchronous(WorkerTimes(count, 0.1, slow={0: 3.0}), 50, exchange_s=0.02)
     assert slow.seconds == pytest.approx(50 * 0.32)
     assert slow.waited == pytest.approx(1 - (0.3 + 0.1 * (count - 1)) / (0.32 * count))
@@ -33,29 +33,29 @@ def test_constant_steps_add_up(count):
 
 @pytest.mark.parametrize("count", [2, 10, 200])
 def test_slowest_of_exponential_workers_is_the_harmonic_number(count):
-    told = synchronous(WorkerTimes(count, 1.0, spread=1.0), 4000, seed=1)
+    seen = synchronous(WorkerTimes(count, 1.0, spread=1.0), 4000, seed=1)
     error = math.sqrt(sum(1 / k**2 for k in range(1, count + 1)) / 4000)
-    assert told.seconds / 4000 == pytest.approx(harmonic(count), abs=4 * error)
+    assert seen.seconds / 4000 == pytest.approx(harmonic(count), abs=4 * error)
     # waiting for all but the slowest two of them: the order statistic two places lower
     if count > 2:
-        told = synchronous(WorkerTimes(count, 1.0, spread=1.0), 4000, backups=2, seed=1)
-        assert told.seconds / 4000 == pytest.approx(harmonic(count) - 1.5, abs=4 * error)
-        assert told.gradients == 4000 * (count - 2)
+        seen = synchronous(WorkerTimes(count, 1.0, spread=1.0), 4000, backups=2, seed=1)
+        assert seen.seconds / 4000 == pytest.approx(harmonic(count) - 1.5, abs=4 * error)
+        assert seen.gradients == 4000 * (count - 2)
 
 
 def test_slowest_of_nearly_normal_workers_is_that_of_the_costs():
-    told = synchronous(WorkerTimes(64, 1.0, spread=0.02), 3000)
-    assert told.seconds / 3000 - 1 == pytest.approx(0.02 * slowest(64), rel=0.05)
+    seen = synchronous(WorkerTimes(64, 1.0, spread=0.02), 3000)
+    assert seen.seconds / 3000 - 1 == pytest.approx(0.02 * slowest(64), rel=0.05)
 
 
 @pytest.mark.parametrize("count", [1, 4, 30])
 def test_constant_workers_share_a_server_without_waiting_or_fill_it(count):
-    told = asynchronous(WorkerTimes(count, 1.0), 60 * count, update_s=0.05, travel_s=0.15)
+    seen = asynchronous(WorkerTimes(count, 1.0), 60 * count, update_s=0.05, travel_s=0.15)
     cycle = 1.0 + 0.15 + 0.05
     rate = min(count / cycle, 1 / 0.05)
-    assert told.updates_per_s == pytest.approx(rate, rel=0.05)
+    assert seen.updates_per_s == pytest.approx(rate, rel=0.05)
     # every worker's gradient is late by the updates of all others
-    assert told.staleness[-10 * count :].mean() == pytest.approx(count - 1, abs=0.1)
+    assert seen.staleness[-10 * count :].mean() == pytest.approx(count - 1, abs=0.1)
 
 
 @pytest.mark.parametrize(("count", "busy"), [(3, 0.5), (10, 0.05), (10, 0.2), (50, 0.04)])
@@ -65,27 +65,27 @@ def test_exponential_workers_are_the_machine_repair_model(count, busy):
     With constant service the queue is M/D/1//p, which lies between that of exponential service
     and none at all.
     """
-    told = asynchronous(WorkerTimes(count, 1.0, spread=1.0), 40_000, update_s=busy, seed=2)
+    seen = asynchronous(WorkerTimes(count, 1.0, spread=1.0), 40_000, update_s=busy, seed=2)
     weights = [math.exp(math.lgamma(count + 1) - math.lgamma(count - n + 1)) * busy**n
                for n in range(count + 1)]  # fmt: skip
     exponential = (1 - weights[0] / math.fsum(weights)) / busy
-    assert exponential * 0.98 <= told.updates_per_s <= min(count / (1 + busy), 1 / busy) * 1.02
+    assert exponential * 0.98 <= seen.updates_per_s <= min(count / (1 + busy), 1 / busy) * 1.02
 
 
 def test_staleness_is_conserved():
     # between two of its gradients a worker sees all that the others did: the mean is p - 1
     for spread in (0.0, 0.5, 1.0):
-        told = asynchronous(WorkerTimes(20, 1.0, spread=spread), 20_000)
-        assert told.staleness[2000:].mean() == pytest.approx(19, abs=0.3)
+        seen = asynchronous(WorkerTimes(20, 1.0, spread=spread), 20_000)
+        assert seen.staleness[2000:].mean() == pytest.approx(19, abs=0.3)
 
 
 def test_failures_cost_what_daly_says():
     """With a rate r of failures, work w takes (e^(r w) - 1)/r e^(r restart) in the mean."""
     workers = WorkerTimes(100, 1.0, between_failures_s=20_000.0, restart_s=30.0)
     rate, work, stretches = 100 / 20_000.0, 5 * 10.1 + 9.5, 20_000
-    told = synchronous(workers, 5 * stretches, 9.1, checkpoint_every=5, checkpoint_s=9.5, seed=4)
+    seen = synchronous(workers, 5 * stretches, 9.1, checkpoint_every=5, checkpoint_s=9.5, seed=4)
     failures = math.expm1(rate * work) * math.exp(rate * 30.0)
-    assert told.seconds / stretches == pytest.approx(failures / rate, rel=0.02)
+    assert seen.seconds / stretches == pytest.approx(failures / rate, rel=0.02)
 
 
 def test_failure_of_one_stops_all_or_itself():
@@ -97,32 +97,6 @@ def test_failure_of_one_stops_all_or_itself():
     assert goes_on.updates_per_s == pytest.approx(10 / one, rel=0.02)
     ten = math.expm1(1 / 100) * math.exp(50 / 100) * 100
     assert all_wait.updates_per_s == pytest.approx(1 / ten, rel=0.04)
-
-
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda: WorkerTimes(0, 1.0), "count"),
-        (lambda: WorkerTimes(2, 0.0), "step_s"),
-        (lambda: WorkerTimes(2, 1.0, spread=-1), "spread"),
-        (lambda: WorkerTimes(2, 1.0, slow={2: 2.0}), "slow"),
-        (lambda: WorkerTimes(2, 1.0, slow={1: 0.0}), r"slow\[1\]"),
-        (lambda: WorkerTimes(2, 1.0, between_failures_s=0), "between_failures_s"),
-        (lambda: WorkerTimes(2, 1.0, restart_s=-1), "restart_s"),
-        (lambda: synchronous(WorkerTimes(2, 1.0), 0), "steps"),
-        (lambda: synchronous(WorkerTimes(2, 1.0), 5, -1.0), "exchange_s"),
-        (lambda: synchronous(WorkerTimes(2, 1.0), 5, backups=2), "backups"),
-        (lambda: synchronous(WorkerTimes(2, 1.0), 5, checkpoint_every=0), "checkpoint_every"),
-        (lambda: synchronous(WorkerTimes(2, 1.0), 5, checkpoint_s=math.nan), "checkpoint_s"),
-        (lambda: synchronous(WorkerTimes(9, 1.0, between_failures_s=9), 99), "between_failures_s"),
-        (lambda: asynchronous(WorkerTimes(2, 1.0), 0), "updates"),
-        (lambda: asynchronous(WorkerTimes(2, 1.0), 5, -1.0), "update_s"),
-        (lambda: asynchronous(WorkerTimes(2, 1.0), 5, travel_s=-1.0), "travel_s"),
-    ],
-)
-def test_what_cannot_be_is_refused(call, name):
-    with pytest.raises(ValueError, match=f"^`{name}` must "):
-        call()
 
 
 @pytest.mark.parametrize("slow", [1.1, 2.0, 5.0])

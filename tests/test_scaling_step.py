@@ -5,47 +5,43 @@ Tests dlguide.scaling.step against closed forms, a simulation, and the thesis' o
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from dlguide.scaling import costs, simulate, step
 
 
 def test_parts_add_up_to_the_step():
-    told = step.predict(0.1, 0.03, workers=4, overlap=0.5, spread=0.02)
-    assert told.seconds == pytest.approx(0.1 + 0.02 * 0.1 * costs.slowest(4) + 0.015)
-    assert told.efficiency == pytest.approx(0.1 / told.seconds)
-    assert "4 workers" in str(told)
-    assert "exchange 15 ms (15 ms of the exchange hidden)" in str(told)
+    predicted = step.predict(0.1, 0.03, workers=4, overlap=0.5, spread=0.02)
+    assert predicted.seconds == pytest.approx(0.1 + 0.02 * 0.1 * costs.slowest(4) + 0.015)
+    assert predicted.efficiency == pytest.approx(0.1 / predicted.seconds)
 
 
-def test_one_worker_exchanges_nothing_and_waits_for_nobody():
-    told = step.predict(0.1, 0.03, workers=1, overlap=0.0, spread=0.5)
-    assert told.seconds == 0.1
-    assert told.efficiency == 1.0
+def test_one_worker_exchanges_nothing_and_does_not_wait():
+    predicted = step.predict(0.1, 0.03, workers=1, overlap=0.0, spread=0.5)
+    assert predicted.seconds == 0.1
+    assert predicted.efficiency == 1.0
 
 
 def test_no_more_is_hidden_than_the_backward_pass_is_long():
-    told = step.predict(0.3, 1.0, workers=2, overlap=1.0)
-    assert told.hidden_s == pytest.approx(0.2)
-    assert told.seconds == pytest.approx(0.3 + 0.8)
+    predicted = step.predict(0.3, 1.0, workers=2, overlap=1.0)
+    assert predicted.hidden_s == pytest.approx(0.2)
+    assert predicted.seconds == pytest.approx(0.3 + 0.8)
     assert step.predict(0.3, 0.1, workers=2, overlap=1.0).seconds == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("workers", [2, 8, 64])
 def test_stragglers_are_those_of_the_simulation(workers):
-    told = step.predict(1.0, 0.1, workers=workers, spread=0.03)
+    predicted = step.predict(1.0, 0.1, workers=workers, spread=0.03)
     seen = simulate.synchronous(simulate.WorkerTimes(workers, 1.0, spread=0.03), 3000, 0.1)
-    assert told.seconds == pytest.approx(seen.seconds / 3000, rel=0.005)
+    assert predicted.seconds == pytest.approx(seen.seconds / 3000, rel=0.005)
 
 
 def test_node_hours_are_whole_nodes_and_energy_is_their_power():
-    told = step.training(3.6, 10, 9, samples=9000 * 10, epochs=1)
-    assert told.seconds == 3600
-    assert told.node_hours() == 9
-    assert told.node_hours(4) == 3
-    assert told.kwh(500, workers_per_node=4) == pytest.approx(1.5)
+    predicted = step.training(3.6, 10, 9, samples=9000 * 10, epochs=1)
+    assert predicted.seconds == 3600
+    assert predicted.node_hours() == 9
+    assert predicted.node_hours(4) == 3
+    assert predicted.kwh(500, workers_per_node=4) == pytest.approx(1.5)
 
 
 def test_hours_of_the_thesis_are_its_throughput_and_an_evaluation_that_was_not_divided():
@@ -58,25 +54,3 @@ def test_hours_of_the_thesis_are_its_throughput_and_an_evaluation_that_was_not_d
     # the evaluation of one image is a third of its training, or less: only forward
     images = 1_281_167
     assert 1 < (train / 90 / images) / (whole / 90 / 50_000) < 5
-
-
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda: step.predict(0), "compute_s"),
-        (lambda: step.predict(1, -1), "exchange_s"),
-        (lambda: step.predict(1, workers=0), "workers"),
-        (lambda: step.predict(1, overlap=1.1), "overlap"),
-        (lambda: step.predict(1, spread=-1), "spread"),
-        (lambda: step.predict(1, math.inf), "exchange_s"),
-        (lambda: step.training(0, 1, 1, 1), "step_s"),
-        (lambda: step.training(1, 0, 1, 1), "batch_per_worker"),
-        (lambda: step.training(1, 1, 1, 1, 0), "epochs"),
-        (lambda: step.training(1, 1, 1, 1, fixed_s=-1), "fixed_s"),
-        (lambda: step.training(1, 1, 1, 1).kwh(0), "watts_per_node"),
-        (lambda: step.training(1, 1, 1, 1).node_hours(0), "workers_per_node"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(call, name):
-    with pytest.raises(ValueError, match=f"^`{name}` must"):
-        call()

@@ -88,18 +88,14 @@ def test_search_ends_where_a_whole_rung_fails():
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda: search.Halving(8, rungs=3), "at least 9, to leave one after 3 rungs.* most 2"),
-        (lambda: search.Halving(0), "`trials` must be"),
         (lambda: search.Halving(9, factor=1), "`factor` must be a whole number of at least 2"),
-        (lambda: search.Halving(9, rungs=0), "`rungs` must be a whole number of at least 1"),
-        (lambda: search.TPE(0), "`trials` must be"),
-        (lambda: search.TPE(9, first=0), "`first` must be"),
     ],
 )
-def test_impossible_budgets_are_refused(make, says):
-    with pytest.raises(ValueError, match=says):
+def test_impossible_budgets_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
         make()
 
 
@@ -129,23 +125,6 @@ def test_parzen_density_is_positive_integrates_to_one_and_is_drawn_from(places):
     assert 0 <= drawn.min() <= drawn.max() <= 1
     expected = density.reshape(10, -1).mean(axis=1) / 10
     assert np.histogram(drawn, 10, (0, 1))[0] / 8000 == pytest.approx(expected, abs=0.03)
-
-
-def test_parzen_widths_follow_the_neighbours():
-    parzen = methods.estimator(search.Uniform(0, 1), [0.9, 0.1, 0.4])
-    assert parzen.places == pytest.approx([0.1, 0.4, 0.9])
-    assert parzen.widths == pytest.approx([0.3, 0.5, 0.5])
-    crowd = methods.estimator(search.Uniform(0, 1), np.linspace(0.5, 0.501, 8))
-    assert crowd.widths[1:-1] == pytest.approx([1 / 10] * 6)
-
-
-def test_shares_count_with_one_more_of_each():
-    kind = search.Choice(("a", "b", "c"))
-    shares = methods.estimator(kind, [kind.place(value) for value in "aab"])
-    assert shares.shares == pytest.approx([3 / 6, 2 / 6, 1 / 6])
-    assert shares.density(np.array([0.1, 0.5, 1.0])) == pytest.approx([1.5, 1.0, 0.5])
-    drawn = [kind.at(place) for place in shares.draw(np.random.default_rng(1), 6000)]
-    assert drawn.count("a") == pytest.approx(3000, abs=200)
 
 
 # --- the small net -----------------------------------------------------------------------------
@@ -185,18 +164,3 @@ def test_one_step_of_the_small_net_is_that_of_keras():
     came, _ = small_mlp.train({"rate": 0.1, "batch": 200, "width": 8}, 1, 3, images)
     for mine, theirs in zip(came, net.get_weights(), strict=True):
         assert np.allclose(mine, theirs, atol=1e-5)
-
-
-def test_small_net_that_diverges_says_nan_and_bad_images_are_refused():
-    images = blobs()
-    _, errors = small_mlp.train({"rate": 1e25, "batch": 20, "width": 8}, 3, 0, images)
-    assert math.isnan(errors[-1])
-    assert images.without_test().test.shape == (0, 784)
-    with pytest.raises(ValueError, match="`width` must be a whole number"):
-        small_mlp.train({"rate": 0.1, "batch": 20, "width": 0}, 1, 0, images)
-    with pytest.raises(ValueError, match="`train` must leave 100 of the 240 images"):
-        small_mlp.Images.of(
-            Dataset("x", np.zeros((240, 28, 28, 1)), np.zeros(240), np.zeros((1, 28, 28, 1)), [0]),
-            200,
-            100,
-        )
