@@ -51,3 +51,31 @@ def test_grown_nets_share_weights_and_leave_the_finer_ones_alone():
         counts = [video.until(whole, stage).count_params() for stage in (1, 2, 3)]
         assert counts == sorted(set(counts))
         assert counts[-1] == whole.count_params()
+
+
+@pytest.mark.parametrize(("frames", "strides"), [(12, 2), (6, 2), (3, 2), (5, 1), (1, 1)])
+def test_convolution_without_onednn_and_its_gradients_are_those_of_keras(
+    frames, strides, monkeypatch
+):
+    import keras
+    import tensorflow as tf
+
+    from dlcourse.usecases.video import frame_wise
+
+    monkeypatch.setattr(frame_wise, "in_force", lambda: False)
+    clip = np.random.default_rng(0).normal(size=(2, frames, 8, 8, 3))
+    results, weights = [], None
+    for kind in (keras.layers.Conv3D, frame_wise.FrameWiseConv3D):
+        layer = kind(4, 3, strides, "same", activation="tanh", dtype="float64")
+        x = tf.constant(clip)
+        layer.build(x.shape)
+        weights = weights or layer.get_weights()
+        layer.set_weights([weights[0], weights[1] + 0.1])
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x)
+            loss = tf.reduce_sum(y**2)
+        results.append([y, *tape.gradient(loss, [x, *layer.trainable_variables])])
+        assert y.shape == layer.compute_output_shape(x.shape)
+    for expected, found in zip(*results, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)

@@ -96,9 +96,16 @@ def discriminator(
     """
     import keras
 
+    from dlcourse.usecases.video.frame_wise import FrameWiseConv3D
+
     for name, value in (("filters", filters), ("frames", frames)):
         require_count(value, name)
     make = _maker("video_discriminator", seed, dtype)
+
+    def convolve(x: Any, width: int, strides: int, name: str) -> Any:
+        options = {"kernel_initializer": make.initial(), "dtype": dtype, "name": name}
+        return FrameWiseConv3D(width, 3, strides, "same", **options)(x)
+
     inputs, logits = [], []
     for rows in resolutions(size):
         x = keras.Input((frames, rows, rows, 3), dtype=dtype, name=f"clip{rows}")
@@ -106,10 +113,10 @@ def discriminator(
         width, left = filters, rows
         while left > 4:
             name = f"down{rows}_{left}"
-            x = make("Conv3D", x, width, 3, 2, "same", name=name)
+            x = convolve(x, width, 2, name)
             x = make("LeakyReLU", x, negative_slope=0.2, name=f"{name}_relu")
             width, left = min(2 * width, 8 * filters), left // 2
-        x = make("Conv3D", x, 1, 3, padding="same", name=f"judge{rows}")
+        x = convolve(x, 1, 1, f"judge{rows}")
         logits.append(make("Flatten", x, name=f"logits{rows}"))
     return keras.Model(inputs, logits, name="video_discriminator")
 
