@@ -53,16 +53,12 @@ def trained(where, steps, clusters):
         labels = MPI.COMM_WORLD.allgather(kmeans.assign(own, found.centres).tolist())
         out["far"].append([found.centres.tolist(), found.inertia, found.counts])
         out["far"][-1] += [chosen.tolist(), [one for part in labels for one in part]]
-    again = kmeans.fit(kmeans.share(given["empty"]), 3, 500)
-    out["settled"] = [again.iterations, again.inertia, again.objective]
     drawn = kmeans.quantise(given["picture"], 8)
     out["picture"] = [drawn.palette.tolist(), drawn.shares, drawn.error]
     if rank == 0:
         kmeans.write([drawn], where)
         out["nbytes"] = drawn.nbytes
     out["has picture"] = drawn.picture is not None
-    same = kmeans.quantise(given["eight"], 8)
-    out["same"] = [None if same.picture is None else same.picture.tolist(), same.error]
     return out
 
 
@@ -76,8 +72,6 @@ def on_all(request, tmp_path_factory):
     picture = photographs.china()[:61, :47]
     given = {"photograph": pixels, "photograph first": first, "empty": points, "empty first": far}
     given["offsets"] = np.array(OFFSETS)
-    eight = random.permutation(np.repeat(np.indices((2, 2, 2)).reshape(3, 8).T, 50, axis=0))
-    given["eight"] = (255 * eight).astype(np.uint8).reshape(20, 20, 3)
     np.savez(folder / "data.npz", picture=picture, **given)
     arguments = {"where": str(folder), "steps": STEPS, "clusters": CLUSTERS}
     return on_ranks(request.param, trained, folder, **arguments), given, picture, folder
@@ -123,8 +117,6 @@ def test_every_point_is_on_one_rank(on_all):
         assert found["photograph first"] == [given["photograph"][begin].tolist()]
         begin += found["photograph"][4]
     assert begin == len(given["photograph"])
-    owned = [found["photograph"][4] for found in everyone]
-    assert max(owned) - min(owned) <= 1
 
 
 def test_first_centres_are_different_points_and_follow_the_seed(on_all):
@@ -137,12 +129,6 @@ def test_first_centres_are_different_points_and_follow_the_seed(on_all):
         assert len({tuple(centre) for centre in centres}) == CLUSTERS
         assert {tuple(centre) for centre in centres} <= colours
     assert all(found["clusters"] == everyone[0]["clusters"] for found in everyone)
-
-
-def test_centres_that_stand_still_end_the_iterations(on_all):
-    steps, inertia, objective = on_all[0][0]["settled"]
-    assert steps < 500
-    assert objective == pytest.approx(inertia, rel=1e-12)
 
 
 def test_only_rank_0_has_the_picture_which_is_written_without_a_loss(on_all):
@@ -160,11 +146,6 @@ def test_only_rank_0_has_the_picture_which_is_written_without_a_loss(on_all):
     assert list(shares) == sorted(shares, reverse=True)
     for found in everyone[1:]:
         assert found["picture"][:3] == [palette, shares, error]
-
-
-def test_picture_of_as_many_colours_as_it_has_stays_as_it_is(on_all):
-    everyone, given, _, _ = on_all
-    assert everyone[0]["same"] == [given["eight"].tolist(), 0.0]
 
 
 def refused(where):
@@ -242,12 +223,6 @@ def test_assign_finds_the_nearest_centre_also_of_few_points(count):
     assert kmeans.inertia(points, centres, labels) == pytest.approx(right, rel=1e-12)
 
 
-def test_inertia_keeps_its_digits_far_from_zero_and_over_blocks():
-    points = 1e8 + np.tile([[-1.0], [1.0]], (100_000, 1))
-    labels = np.zeros(len(points), int)
-    assert kmeans.inertia(points, [[1e8]], labels) == 200_000.0
-
-
 def test_plus_plus_weighs_points_by_the_squared_distance_from_the_centres_so_far():
     points = np.random.default_rng(1).normal(size=(50, 2))
     seeds = kmeans.plus_plus(points, 6, seed=3)
@@ -294,24 +269,3 @@ def crews():
 
 def test_threads_that_computed_are_counted(tmp_path):
     assert on_ranks(1, crews, tmp_path) == [[[1, 2, 3], True]]
-
-
-def threads_used():
-    """On a rank bound to one CPU: threads of daal4py, and how many of them compute."""
-    import os
-
-    import numpy as np
-
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    from dlcourse.usecases import kmeans
-
-    points = np.random.default_rng(0).normal(size=(60_000, 3))
-    first = points[:32]
-    found, seen = kmeans.measure_threads(kmeans.fit, points, 32, 30, first)
-    one = [found.threads, seen.threads, seen.working]
-    found, seen = kmeans.measure_threads(kmeans.fit, points, 32, 30, first, threads=2)
-    return [*one, found.threads, seen.threads, seen.working]
-
-
-def test_daal4py_bound_to_one_cpu_computes_with_one_thread_whatever_is_asked(tmp_path):
-    assert on_ranks(1, threads_used, tmp_path, fresh=True) == [[1, 1, 1, 2, 2, 1]]
