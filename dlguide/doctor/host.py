@@ -97,8 +97,9 @@ def onednn(limit_s: float) -> CheckResult:
     """Report whether TensorFlow computes with oneDNN here; a note where it does not, or untried."""
     state = machine.onednn_state()
     untried = "untried" in state.why
+    found = f"{'on' if state.on else 'off'}: {state.why}"
     fix = f"unset {VARIABLE}" if VARIABLE in os.environ and not state.on else ""
-    return CheckResult("oneDNN", None if untried or not state.on else True, str(state), fix)
+    return CheckResult("oneDNN", None if untried or not state.on else True, found, fix)
 
 
 def memory(limit_s: float) -> CheckResult:
