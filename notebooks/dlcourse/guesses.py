@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import html
 import math
+import numbers
 import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import EllipsisType
+
+import numpy as np
 
 from dlcourse.exercises import record
 from dlcourse.exercises.record import Guess
@@ -105,7 +108,7 @@ def guess(name: str, **quantity: float | EllipsisType) -> None:
     if value is ...:
         print(f"No guess of {what} yet: put a number ({unit(what)}) in the place of `...`.")
         return
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or value < 0:
         wanted = f"must be a number that is not negative ({unit(what)})"
         print(f"`{what}` {wanted}, got {value!r}. Nothing was recorded.")
@@ -138,7 +141,7 @@ def outcome(
         quantity: the measured value, or repeated measurements, whose median is compared.
     """
     what, value = _one(quantity)
-    values = [float(value)] if isinstance(value, int | float) else [float(one) for one in value]
+    values = [float(one) for one in np.ravel(value)]
     require(bool(values), what, "have at least one measurement", value)
     measured = statistics.median(values)
     model = None if model is None else float(model)

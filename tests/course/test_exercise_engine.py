@@ -6,6 +6,7 @@ import json
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -307,3 +308,95 @@ def test_solution_is_the_section_of_the_answers(tmp_path):
     assert "20-2" not in exercises.worked_answer("20-1")
     with pytest.raises(MissingComponentError, match="are in a clone"):
         exercises.worked_answer("20-1", tmp_path)
+
+
+# --- answers on ranks, without ranks --------------------------------------------------------------
+
+
+class TwoRanks:
+    """A cluster of two ranks that are functions in this process."""
+
+    ranks = 2
+
+    def __init__(self, error=None):
+        self.error = error
+
+    def run(self, function, *arguments):
+        if self.error:
+            raise self.error
+        if not arguments:
+            return [function()] * 2
+        _, answer, inputs = arguments
+        return [answer(SimpleNamespace(rank=rank, size=2), *inputs[rank]) for rank in (0, 1)]
+
+    run_on = run
+
+
+ON_TWO = Exercise(
+    lambda comm, values: list(values),
+    ranks=(2,),
+    cases=lambda ranks: [[([1, 2],), ([3, 4],)]],
+    serial=lambda inputs: [values for (values,) in inputs],
+    view=lambda results: sorted(value for values in results for value in values),
+    hint="All values.",
+)
+
+
+@pytest.mark.parametrize(
+    ("came", "words"),
+    [
+        (lambda comm, values: 5, "gave 5 on rank 0 of 2. Expected: a list or tuple of 2 values."),
+        (lambda comm, values: [1] if comm.rank == 0 else None, "gave [1] on rank 0 of 2. Expected"),
+        (lambda comm, values: [0] * comm.rank or values, "All values."),
+    ],
+)
+def test_results_in_another_form_are_named_before_they_are_read(came, words):
+    ON_TWO.judge(ON_TWO.model, lambda numbers: [TwoRanks()])
+    with pytest.raises(engine.WrongAnswer) as caught:
+        ON_TWO.judge(came, lambda numbers: [TwoRanks()])
+    assert words in str(caught.value)
+    assert str(caught.value).endswith("All values.")
+    assert "raised" not in str(caught.value)
+
+
+def test_ranks_that_do_not_start_are_no_wrong_answer(monkeypatch, capsys):
+    monkeypatch.setattr(exercises, "exercises", lambda lesson="": {"99-7": [ON_TWO]})
+    assert not exercises.check("99-7", ON_TWO.model, TwoRanks(RuntimeError("no memory")))
+    assert "was not checked: its ranks do not start. no memory" in capsys.readouterr().out
+    assert record.load().exercises == {}
+
+
+def test_one_cluster_at_most_is_kept_beside_the_learners(monkeypatch):
+    alive = []
+
+    class Cluster:
+        def __init__(self, ranks, **rest):
+            self.ranks = ranks
+            alive.append(ranks)
+
+        def stop(self):
+            alive.remove(self.ranks)
+
+    monkeypatch.setattr("dlguide.cluster.Cluster", Cluster, raising=False)
+    monkeypatch.setattr(exercises, "_helper", [])
+    own = SimpleNamespace(ranks=2)
+    for numbers, used in (((2, 3), [2, 3]), ((4, 3), [2, 3, 4]), ((2,), [2]), ((3, 4), [2, 4, 3])):
+        kept = [*alive]
+        assert [each.ranks for each in exercises._clusters(numbers, own)] == used
+        assert len(alive) == 1
+        assert alive == (kept if numbers == (2,) else used[-1:])
+
+
+def test_line_of_an_error_is_the_learners_not_that_of_a_library():
+    def solves(values):
+        return np.linalg.inv(np.zeros((2, 2)))
+
+    with pytest.raises(engine.WrongAnswer, match=r"Singular matrix \(line \d+: `return np.linalg"):
+        TABLE["99-1"].judge(solves)
+    with pytest.raises(engine.WrongAnswer, match=r"for abs\(\): 'list'\. Add, then divide"):
+        TABLE["99-1"].judge(abs)
+
+
+def test_misspelt_question_is_named():
+    with pytest.raises(engine.WrongAnswer, match="no question 'frist': the questions are 'first'"):
+        TABLE["99-3"].judge({"frist": "A", "second": "C"})

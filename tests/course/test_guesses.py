@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -61,6 +62,14 @@ def test_invalid_guess_is_one_line_that_names_what_is_expected(value, capsys):
     assert "must be a number that is not negative (images per second)" in line
     assert repr(value) in line
     assert held() is None
+
+
+@pytest.mark.parametrize("number", [np.float32(3), np.int64(3)])
+def test_numbers_of_numpy_are_numbers(number):
+    dlcourse.guess("20-speed", images_per_s=number)
+    assert held().guess == 3
+    assert dlcourse.outcome("20-speed", images_per_s=number).measured == 3
+    assert dlcourse.outcome("20-speed", images_per_s=np.array([2, number, 4])).measured == 3
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,8 @@ def call_take(answer, comm, tasks, slow):
     """What `take` returns, and whether this is the slow rank."""
     worked, nap_s = [], 0.2 if comm.rank == slow else 0.002
     taken = answer(comm, tasks, lambda task: worked.append(task) or time.sleep(nap_s))
-    assert taken is ... or [*taken] == worked, "return the numbers that `work` was called with"
+    fits = taken is ... or (isinstance(taken, list | tuple) and [*taken] == worked)
+    assert fits, "return the list of the numbers that `work` was called with"
     return taken if taken is ... else ([*taken], comm.rank == slow)
 
 
@@ -89,7 +90,8 @@ def call_share(answer, comm, arrays):
     shapes, came = [each.shape for each in arrays], answer(comm, arrays)
     if came is None or came is ...:
         return came
-    assert [np.shape(each) for each in came] == shapes, "return a list with arrays of these shapes"
+    fits = isinstance(came, list | tuple) and [np.shape(each) for each in came] == shapes
+    assert fits, "return a list with arrays of these shapes"
     return np.concatenate([np.ravel(each) for each in came])
 
 

@@ -10,6 +10,7 @@ from dlguide.data import datasets
 
 RANDOM = np.random.default_rng(10)
 PASSES, DECAY = 40, 1e-3  # of exercise 10-1
+CHILD = 20, 30  # of 10-5: one has more values than all losses, with their numbers
 SLOWEST = 5.0  # the rate of the plain descent that 10-1 asks to beat
 
 
@@ -169,8 +170,8 @@ def shared(results):
     fair = np.ptp(judged.sum(axis=1)) <= 1 and (judged.sum(axis=0) == 1).all()
     if not fair:
         return "children judged twice or never, or unequal work"
-    if any(values > 2 * judged.shape[1] for _, _, values in results):
-        return "children sent, or more values than the losses"
+    if any(values >= CHILD[0] * CHILD[1] for _, _, values in results):
+        return "as many values sent as a child has"
     if any(nbytes != 8 * judged.shape[1] for (_, nbytes), _, _ in results):
         return "a number of bytes that is not that of all losses"
     return [came for came, _, _ in results]
@@ -210,12 +211,11 @@ def generation_by_allreduce(comm, draw, loss, parents):
 
 def generation_gathered(comm, draw, loss, parents):
     children = draw()
-    own = {i: loss(children[i]) for i in range(len(children)) if i % comm.size == comm.rank}
-    parts = comm.gather(list(own.values()), root=0)
-    losses = comm.bcast([value for part in parts for value in part] if parts else None, root=0)
-    numbers = [i for r in range(comm.size) for i in range(r, len(children), comm.size)]
-    best = [number for _, number in sorted(zip(losses, numbers, strict=True))[:parents]]
-    return np.mean(np.array(children)[best], axis=0), 8 * len(losses)
+    own = [(loss(child), i) for i, child in enumerate(children) if i % comm.size == comm.rank]
+    parts = comm.gather(own, root=0)
+    ranked = comm.bcast(sorted(pair for part in parts for pair in part) if parts else None, root=0)
+    best = [number for _, number in ranked[:parents]]
+    return np.mean(np.array(children)[best], axis=0), 8 * len(ranked)
 
 
 def descend_by_nesterov(loss_and_gradient, weights, passes):
@@ -334,7 +334,7 @@ EXERCISES = {
         generation,
         ranks=(2, 3),
         cases=lambda p: [
-            [(np.random.default_rng(n).normal(size=(n, 2, 3)), parents)] * p
+            [(np.random.default_rng(n).normal(size=(n, *CHILD)), parents)] * p
             for n, parents in ((4 * p, 3), (4 * p + 1, 2))
         ],
         call=call_generation,
@@ -349,7 +349,9 @@ EXERCISES = {
                 judged(order=lambda n, p: np.concatenate([np.arange(r, n, p) for r in range(p)]))
             ),
             "8 bytes for each loss of all ranks, and no child is sent.": judged(nbytes=1),
-            "Send losses only: every rank can draw the best children itself.": judged(values=6),
+            "Send losses only: every rank can draw the best children itself.": (
+                judged(values=CHILD[0] * CHILD[1])
+            ),
         },
         remark="8 bytes per child, however many weights there are: the gradient of ResNet-50 has "
         "102 million bytes.",

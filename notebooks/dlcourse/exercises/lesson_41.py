@@ -281,7 +281,7 @@ EXERCISES = {
         remark="A rank with nothing in the last step still takes it: the others wait for it.",
         call=epoch),
     "41-5": Exercise(equal_steps, unequal, {
-        "Ask the others: `comm.allreduce(mine, op=MPI.MAX)` gives the largest count.":
+        "Count your batches; `comm.allreduce(count, op=MPI.MAX)` is the largest of all counts.":
             lambda inputs: serial(inputs, lambda own, counts: own),
         "Do not cut to the shortest rank: pad the others with empty batches.":
             lambda inputs: serial(inputs, lambda own, counts: min(counts)),

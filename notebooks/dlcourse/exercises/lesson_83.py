@@ -79,7 +79,7 @@ def of_each(inputs):
 PICTURES, COUNT, SEED = 6000, 900, 11
 CHOICES = ("epochs", "batch_per_rank", "learning_rate", "head_times", "start", "archive",
            "pretrain_epochs", "labelled")  # fmt: skip
-FOLDER = tempfile.TemporaryDirectory(prefix="dlguide-83-")
+FOLDERS: list[tempfile.TemporaryDirectory] = []  # kept until the end, made when needed
 
 
 @cache
@@ -87,7 +87,8 @@ def unseen():
     """The folder of the radiographs that judge, and those that train (count)."""
     from dlcourse.usecases import chest_xray
 
-    folder = chest_xray.make_phantoms(Path(FOLDER.name) / "unseen", COUNT, 32, SEED)
+    FOLDERS.append(tempfile.TemporaryDirectory(prefix="dlguide-83-"))
+    folder = chest_xray.make_phantoms(Path(FOLDERS[-1].name) / "unseen", COUNT, 32, SEED)
     return folder, len(chest_xray.read(folder).train)
 
 
