@@ -33,15 +33,3 @@ def test_what_a_failed_process_said_is_quoted(monkeypatch, tmp_path):
     with pytest.raises(RuntimeError, match=r"chief refused\.[^!]*gone does not exist"):
         tensorflow_servers.train(workers=1, servers=1, steps=2)
     assert not left()
-
-
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ({"workers": 0}, "`workers` must be a whole number of at least 1, got 0"),
-        ({"steps": 0}, "`steps` must be a whole number of at least 1, got 0"),
-    ],
-)
-def test_bad_numbers_are_refused_before_anything_starts(asked, words):
-    with pytest.raises(ValueError, match=words):
-        tensorflow_servers.train(**{"workers": 1, "servers": 1, "steps": 1, **asked})
