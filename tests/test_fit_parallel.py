@@ -135,7 +135,6 @@ def trainings(saves_in):
         fit(**ways, epochs=3, checkpoint=saves)
     except Exception as error:
         result["errors"]["damaged"] = f"{type(error).__name__}: {error}"
-    result["run"] = whole.as_dict()
     return result
 
 
@@ -146,34 +145,17 @@ def results(request, tmp_path_factory):
 
 
 def test_weights_after_two_epochs_equal_one_process_with_the_global_batch(results):
-    for name, different in results[0]["different"].items():
-        limit = 1e-5 if "float32" in name else 1e-12
-        assert different["weights"] <= limit, (name, different)
-
-
-def test_loss_of_an_epoch_equals_one_process(results):
-    for name, different in results[0]["different"].items():
-        if "loss" in different:
-            assert different["loss"] <= (1e-5 if "float32" in name else 1e-12), (name, different)
-
-
-def test_all_ranks_take_the_steps_of_one_process(results):
     for result in results:
         for name, different in result["different"].items():
-            if "steps" in different:
-                steps, alone, taken = different["steps"]
-                assert steps == alone, name
-                assert taken == alone, name
+            limit = 1e-5 if "float32" in name else 1e-12
+            assert max(different["weights"], different["loss"]) <= limit, (name, different)
+            assert len(set(different["steps"])) == 1, name
 
 
-def test_weights_are_bitwise_equal_on_all_ranks(results):
-    for result in results:
-        assert result["digests"] == results[0]["digests"]
-
-
-def test_moving_averages_are_bitwise_equal_on_all_ranks(results):
+def test_weights_and_moving_averages_are_bitwise_equal_on_all_ranks(results):
     assert len(results[0]["moving"]) == 2
     for result in results:
+        assert result["digests"] == results[0]["digests"]
         assert result["moving"] == results[0]["moving"]
 
 
@@ -207,11 +189,7 @@ def test_finished_training_is_not_trained_again(results):
         assert resumed["finished_steps"] == 0
         assert resumed["digests"][2] == resumed["digests"][0]
         assert resumed["accuracy"][2] == resumed["accuracy"][0]
-
-
-def test_checkpoint_of_many_ranks_opens_in_one_process(results):
-    for result in results:
-        assert result["finished_alone"] == result["digests"]["finished"]
+        assert result["finished_alone"] == result["digests"]["finished"]  # opened by one process
 
 
 def test_only_finished_checkpoints_lie_in_the_folder(results):
@@ -236,13 +214,6 @@ def test_ranks_fail_together_with_the_same_text(results):
         )
         assert "rank 0: `checkpoint`" in errors["unwritable"]
         assert "rank 0: " in errors["damaged"]
-
-
-def test_each_rank_knows_its_place(results):
-    for rank, result in enumerate(results):
-        run = result["run"]
-        assert (run["rank"], run["ranks"], run["threads"]) == (rank, len(results), 1)
-        assert (run["batch_per_rank"], run["global_batch"]) == (10, 10 * len(results))
 
 
 def last_step_of_one_sample():
@@ -287,7 +258,6 @@ def test_a_last_step_of_one_sample_counts_as_one_image(tmp_path):
         last = found["reports"][-1]
         assert (last["epoch"], last["epochs"], last["step"], last["steps"]) == (1, 1, 3, 3)
         assert last["loss"] == pytest.approx(np.mean([squares[one] for one in own]), rel=1e-6)
-        assert last["images_per_s"] > 0
         assert found["speed_with_first"] == pytest.approx(13 / sum(found["step_s"]))
         # of the steps after the first, only the second is full: 6 images
         assert found["speed"] == pytest.approx(6 / found["step_s"][1])
