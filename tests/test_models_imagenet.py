@@ -73,30 +73,3 @@ def test_large_nets_infer_what_those_of_keras_infer_with_the_same_weights(name, 
     assert np.abs(expected).max() > 0
     # Keras' epsilon is 1.001e-5, ours 1e-5
     assert np.abs(body([images]).numpy() - expected).max() < 2e-3 * np.abs(expected).max()
-
-
-@pytest.mark.parametrize("name", ["alexnet", "resnet50", "xception", "vgg16"])
-def test_mixed_large_nets_have_float32_weights_and_logits(name, keras):
-    model = small(name, dtype="mixed_bfloat16")
-    assert {w.dtype for w in model.trainable_weights} == {"float32"}
-    assert model.output.dtype == "float32"
-    assert model.output_shape == (None, 7)
-    assert {layer.compute_dtype for layer in model.layers[1:-1]} == {"bfloat16"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"name": "resnet5"}, "`name` must be one of alexnet, .* Did you mean resnet5"),
-        ({"name": "resnet50", "image": 31}, "`image` must be a whole number of at least 32, got"),
-        ({"name": "resnet50", "classes": 0}, "`classes` must be a whole number of at least 1"),
-        (
-            {"name": "mlp", "image": 28},
-            r"for mlp, got 28\. The sizes of mlp are fixed",
-        ),
-        ({"name": "mlp", "classes": 10}, "`classes` must be left out for mlp"),
-    ],
-)
-def test_large_nets_that_cannot_be_built_are_refused(arguments, text):
-    with pytest.raises(ValueError, match=text):
-        models.build(**arguments)

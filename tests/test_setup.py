@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -308,6 +310,14 @@ esac
 """
 
 
+def sleeping(processes):
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            found += [process] * ("sleep" in process.name())
+    return found
+
+
 @pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM", "SIGKILL"])
 def test_ended_setup_leaves_nothing_behind(clone, tmp_path, how):
     slow, before = program(tmp_path / "slow", SLOW), set(os.listdir(clone))
@@ -321,8 +331,10 @@ def test_ended_setup_leaves_nothing_behind(clone, tmp_path, how):
     try:
         lines = iter(making.stdout.readline, "")
         assert any(re.match(r"  \d+ s, 0 packages", line) for line in lines)
-        family = psutil.Process(making.pid).children(recursive=True)
-        assert sum("sleep" in each.name() for each in family) == 2
+        deadline = time.monotonic() + 60
+        while len(sleeping(family := psutil.Process(making.pid).children(recursive=True))) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
         assert os.listdir(clone / ".venv" / "tmp")
         if how == "Ctrl-C":
             os.killpg(making.pid, signal.SIGINT)
@@ -335,14 +347,6 @@ def test_ended_setup_leaves_nothing_behind(clone, tmp_path, how):
         making.stdout.close()
     assert set(os.listdir(clone)) == before
     assert os.listdir(tmp_path / "tmp") == []
-
-
-def test_help_lists_every_command(clone):
-    done = make(clone)
-    assert done.returncode == 0
-    targets = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)[0].split()
-    listed = re.findall(r"^  make ([\w-]+) +\S", done.stdout, re.M)
-    assert set(listed) == set(targets) - {"FORCE"}
 
 
 # --- preflight ---------------------------------------------------------------------------------

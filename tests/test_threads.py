@@ -77,11 +77,6 @@ def test_a_quota_limits_the_cores_that_are_dealt(sizes, quota, data):
     assert sum(map(len, blocks)) == len(set().union(*blocks)) == fake.usable_cores
 
 
-def test_a_quota_takes_the_fullest_node_first():
-    fake = machine(2, 8, quota=4)
-    assert threads.plan(fake, 2).cpus == ((2, 3), (4, 5))
-
-
 def test_more_ranks_than_cores_are_refused():
     text = (
         r"^`ranks` must be at most the 2 cores this process may use, got 5\. "
@@ -127,7 +122,6 @@ def test_a_node_of_two_times_24_cores_is_shared_as_the_2019_recipes_did():
     assert plan.threads == 22
     assert plan.cpus == (tuple(range(24)), tuple(range(24, 48)))
     assert plan.comm_cpus == ((22, 23), (46, 47))
-    assert "rank  logical CPUs\n   0  0-23, of these 22-23 for communication" in str(plan)
 
 
 @given(nodes, st.integers(1, 2), st.data())
@@ -153,17 +147,20 @@ def test_ranks_that_are_not_bound_may_run_everywhere(sizes, siblings, data):
     assert not free.oversubscribed
 
 
-def test_settings_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="`inter_op` must be a whole number of at least 1, got 0"):
-        threads.plan(machine(2), inter_op=0)
-    with pytest.raises(ValueError, match="`threads` must be a whole number of at least 1"):
-        threads.plan(machine(2), threads=1.5)
-    text = r"`bound` must be True with comm_cores=1, as only bound ranks keep off a core, got False"
+@pytest.mark.parametrize(
+    ("cores", "settings", "text"),
+    [
+        (2, {"inter_op": 0}, "`inter_op` must be a whole number of at least 1, got 0"),
+        (2, {"threads": 1.5}, "`threads` must be a whole number of at least 1"),
+        (4, {"comm_cores": 1, "bound": False}, "`bound` must be True with comm_cores=1"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(cores, settings, text):
     with pytest.raises(ValueError, match=text):
-        threads.plan(machine(4), comm_cores=1, bound=False)
+        threads.plan(machine(cores), **settings)
 
 
-def test_environment_tells_tensorflow_and_openmp_the_threads():
+def test_environment_has_the_threads_of_tensorflow_and_openmp():
     plan = threads.plan(machine(8), ranks=2)
     assert plan.environment(1) == {
         "TF_NUM_INTRAOP_THREADS": "4",
@@ -177,8 +174,6 @@ def test_a_rank_outside_the_plan_is_refused():
     plan = threads.plan(machine(2), 2)
     with pytest.raises(ValueError, match=r"`rank` must be at most 1, the last rank of the plan"):
         plan.environment(2)
-    with pytest.raises(ValueError, match=r"`rank` must be a whole number of at least 0"):
-        plan.environment(-1)
 
 
 def test_a_plan_of_all_settings_survives_json_and_an_old_record_can_be_read():
@@ -186,17 +181,6 @@ def test_a_plan_of_all_settings_survives_json_and_an_old_record_can_be_read():
     assert ThreadPlan.from_dict(json.loads(json.dumps(dataclasses.asdict(plan)))) == plan
     old = {"ranks": 1, "threads": 2, "cpus": [[0, 1]], "oversubscribed": False}
     assert ThreadPlan.from_dict(old) == threads.plan(machine(2))
-
-
-def test_a_plan_is_drawn_as_a_map_from_ranks_to_cpus():
-    text = str(threads.plan(machine(4, threads=2), ranks=2))
-    assert text.splitlines() == [
-        "2 ranks x 2 threads",
-        "rank  logical CPUs",
-        "   0  0-1,4-5",
-        "   1  2-3,6-7",
-    ]
-    assert "ranks share cores" in str(threads.plan(machine(1), 2, oversubscribe=True))
 
 
 def run(code):

@@ -1,4 +1,4 @@
-"""What was tuned is found again on the same machine only, and a damaged file harms nobody.
+"""What was tuned is found again on the same machine only, and a damaged file is reported.
 
 Tests dlguide.machine.threads and dlguide.cluster.launch.
 """
@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
 from fake_machine import machine
@@ -49,8 +48,11 @@ def test_what_is_kept_is_found_again(cache):
     assert found.candidates == tuple(SPEEDS)
     assert found.images_per_s == tuple(SPEEDS.values())
     assert (found.net, found.global_batch, found.unix_s) == ("mnist_cnn", 100, 1e9)
-    assert "for mnist_cnn with batches of 100" in str(found)
-    assert time.strftime("%Y-%m-%d", time.localtime(1e9)) in str(found)
+    # so does a host of another name with the same cores
+    twin = dataclasses.replace(here, name="node17", os="another kernel", memory_bytes=1)
+    assert threads.load_tuned(twin) == found
+    threads.save_tuned(result(), "mlp", 32, here, unix_s=1e9 + 1)
+    assert threads.load_tuned(here).net == "mlp"  # the newest
 
 
 @pytest.mark.parametrize(
@@ -68,19 +70,6 @@ def test_another_machine_finds_nothing(cache, other):
     assert threads.load_tuned(other) is None
 
 
-def test_a_host_of_another_name_with_the_same_cores_finds_it(cache):
-    threads.save_tuned(result(), "mnist_cnn", 100, machine(2))
-    twin = dataclasses.replace(machine(2), name="node17", os="another kernel", memory_bytes=1)
-    assert threads.load_tuned(twin) is not None
-
-
-def test_the_newest_is_found(cache):
-    here = machine(2)
-    for net, batch, unix_s in (("mlp", 100, 3.0), ("mlp", 32, 2.0), ("mnist_cnn", 100, 1.0)):
-        threads.save_tuned(result(), net, batch, here, unix_s)
-    assert threads.load_tuned(here).unix_s == 3.0
-
-
 def test_best_is_that_of_the_ranks_and_takes_turns_only_when_allowed(cache):
     here = machine(2)
     threads.save_tuned(result(), "mlp", 100, here)
@@ -94,16 +83,12 @@ def test_best_is_that_of_the_ranks_and_takes_turns_only_when_allowed(cache):
 
 DAMAGE = {
     "empty": lambda text: "",
-    "cut": lambda text: text[: len(text) // 2],
     "no JSON": lambda text: "\x00\xff",
-    "a list": lambda text: "[]",
     "another version": lambda text: text.replace('"format": 1', '"format": 2'),
     "another machine": lambda text: text.replace('"sockets": 1', '"sockets": 2'),
-    "threads below 1": lambda text: text.replace('"threads": 1', '"threads": 0'),
     "ranks as text": lambda text: text.replace('"ranks": 2', '"ranks": "two"'),
     "an unknown field": lambda text: text.replace('"bound"', '"tied"'),
     "no candidates": lambda text: json.dumps(json.loads(text) | {"candidates": []}),
-    "a speed too few": lambda text: json.dumps(json.loads(text) | {"images_per_s": [1.0]}),
 }
 
 
@@ -153,23 +138,13 @@ def test_a_cluster_plans_with_what_was_tuned_for_its_ranks(cache):
     assert how.startswith("as tuned on ")
 
 
-def test_a_cluster_plans_without_it_when_told_so_or_for_other_ranks(cache):
+def test_a_cluster_plans_without_it_when_asked_to_or_for_other_ranks(cache):
     cores = describe().usable_cores
     here = keep_here({Candidate(1, 1, 2, bound=False): 9.0})
     assert default_plan(ranks=1, tuned=False) == (threads.plan(here, ranks=1), "")
     more = cores + 1
     crowd = threads.plan(here, ranks=more, oversubscribe=True)
     assert default_plan(ranks=more, oversubscribe=True) == (crowd, "")
-
-
-def test_tuned_true_without_anything_is_refused_with_the_next_step(cache):
-    text = r"`tuned` must be False or None where nothing was measured for this machine, got True\. "
-    with pytest.raises(ValueError, match=text + r"Run `dlguide tune` first\."):
-        Cluster(tuned=True)
-    with pytest.raises(ValueError, match="measured for 1 ranks of this machine"):
-        Cluster(ranks=1, tuned=True)
-    with pytest.raises(ValueError, match="`tuned` must be True, False or None, got 'yes'"):
-        Cluster(tuned="yes")
 
 
 def test_what_was_tuned_does_not_allow_more_ranks_than_cores(cache):
@@ -181,15 +156,11 @@ def test_what_was_tuned_does_not_allow_more_ranks_than_cores(cache):
         Cluster(tuned=True)
 
 
-def test_the_ranks_really_get_it_and_repr_says_from_when(cache):
+def test_the_ranks_really_get_it(cache):
     # one thread that may run on every core: not what the plain plan for one rank gives
     keep_here({Candidate(1, 1, 2, bound=False): 9.0})
     with Cluster(ranks=1) as cluster:
-        assert "threads as tuned on 2001-09-0" in repr(cluster)
-        assert "for mnist_cnn with batches of 100" in repr(cluster)
         names = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
         assert cluster.run(lambda: [os.environ[name] for name in names]) == [["1", "2"]]
         everywhere = sorted(os.sched_getaffinity(0))
         assert cluster.engines[0]["cpus"] == everywhere
-    with Cluster(ranks=1, tuned=False) as cluster:
-        assert "tuned" not in repr(cluster)
