@@ -168,13 +168,8 @@ def test_a_file_cut_anywhere_is_read_up_to_its_last_whole_record(tmp_path):
     ("text", "words"),
     [
         ("", "be a Horovod timeline, got"),
-        ("hello", "be a Horovod timeline, got"),
         ('{"traceEvents": []}', "be a Horovod timeline, got"),
-        ("[1, 2]", "be a Horovod timeline, without 1, got"),
-        ('[{"a": 1}]', "be a Horovod timeline, without {'a': 1}, got"),
         ('[{"ph": "B", "ts": "x"}]', "be a Horovod timeline, without {'ph': 'B', 'ts': 'x'}, got"),
-        ("[", "hold at least one whole record, got"),
-        ("[]", "hold at least one whole record, got"),
         ("[{", "hold at least one whole record, got"),
     ],
 )
