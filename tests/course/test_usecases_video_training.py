@@ -1,4 +1,4 @@
-"""The video case trains on ranks as in one process, goes on bit by bit, and refuses together."""
+"""The video case trains on ranks as in one process, goes on bit by bit."""
 
 import layout_writers
 import numpy as np
@@ -7,9 +7,7 @@ from lanes import long
 from on_ranks import on_ranks
 
 from dlcourse.usecases.video import street_scenes, training
-from dlguide.collectives.communicator import SingleProcess
 from dlguide.training import checkpoint
-from dlguide.training.checkpoint import CheckpointError
 
 TINY = {
     "size": 16,
@@ -83,14 +81,6 @@ def test_ranks_train_what_one_process_trains(ranks, real, alone, tmp_path):
         assert one[5] == [8, 16]
 
 
-def test_weights_learn_in_both_nets_and_coarse_parts_first(alone):
-    found, _ = alone
-    assert found[5] == (8, 16)
-    assert all(np.isfinite(found[2]))
-    # a discriminator that cannot tell has 2 log 2 for each resolution
-    assert np.allclose(found[3], [2 * np.log(2), 4 * np.log(2)], rtol=0.2)
-
-
 def test_stopped_training_goes_on_bit_by_bit(real, alone, tmp_path, capsys):
     own = {**TINY, "parallel": False}
     found = played(real, tmp_path / "saved", own, True)
@@ -104,58 +94,6 @@ def test_stopped_training_goes_on_bit_by_bit(real, alone, tmp_path, capsys):
         capsys.readouterr().out
     )
     assert (again[0], again[2]) == (found[0], ())
-    other = training.VideoCheckpoints(
-        tmp_path / "saved",
-        training.config_of(real, seed=1, **{**TINY, "epochs": 3}),
-        SingleProcess(),
-    )
-    with pytest.raises(CheckpointError, match="belongs to a training of 2 epochs, here 3"):
-        other.resume(lambda epochs: None, 3)
-
-
-@pytest.mark.long
-def test_two_ranks_that_were_stopped_go_on_bit_by_bit(real, tmp_path):
-    ends = []
-    for stop in (False, True):
-        folder = tmp_path / str(stop)
-        folder.mkdir()
-        saved = str(folder / "saved")
-        found = on_ranks(2, played, folder, real=real, saves=saved, own=TINY, stop=stop)
-        assert {one[1] for one in found} == {int(stop)}
-        ends.append((found[0][0], last_weights(saved)))
-    assert ends[0][0] == ends[1][0]
-    assert np.array_equal(ends[0][1], ends[1][1])
-
-
-def refused(cases):
-    """On a rank: the texts with which trainings are refused."""
-    from dlcourse.usecases import video
-
-    texts = []
-    for real, own in cases:
-        try:
-            video.train(real, **own)
-        except Exception as error:
-            texts.append(str(error))
-    return texts
-
-
-def test_all_ranks_refuse_with_the_same_text(real, tmp_path):
-    cut = tmp_path / "training/image_02/0000"
-    cut.mkdir(parents=True)
-    (cut / "000000.png").write_bytes(b"half")
-    cases = [
-        (str(tmp_path / "nothing"), {}),
-        (str(tmp_path), {}),
-        (None, {"global_batch": 1}),
-        (None, {"size": 20}),
-    ]
-    first, other = on_ranks(2, refused, tmp_path, cases=cases)
-    assert first == other
-    assert "nothing/image_02" in first[0]
-    assert "0 of 1 sequences have the 12 frames" in first[1]
-    assert "`global_batch` must be at least the 2 ranks, got 1" in first[2]
-    assert "8 doubled a few times" in first[3]
 
 
 def replicated(own):
