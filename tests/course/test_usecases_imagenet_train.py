@@ -1,4 +1,4 @@
-"""Any ranks train alike by the recipe, resume bit for bit, and fail with one text on all ranks.
+"""Any ranks train alike by the recipe, resume bit for bit.
 
 Tests of `dlcourse.usecases.imagenet.training`.
 """
@@ -8,12 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from imagenet_writers import write_folders
 from lanes import long
 from on_ranks import on_ranks
 
 from dlcourse.usecases import imagenet
-from dlguide.data import synthetic
 
 
 def smallest(workers):
@@ -77,19 +75,11 @@ def test_any_ranks_train_as_one_process(workers, ranks, alone, tmp_path):
         assert (one["top1"], one["top5"]) == (other["top1"], other["top5"])
         np.testing.assert_allclose(one["curve"]["loss"], other["curve"]["loss"], rtol=1e-7)
     assert found[0]["outcome"]["shared_phase"]["first_epoch"] == 0
-    assert_endings_begin_alike_and_end_apart(alone)
-
-
-def assert_endings_begin_alike_and_end_apart(alone):
-    line, end = alone["outcome"]["line"], alone["outcome"]["collapsed"]
+    line, end = (alone["outcome"][name] for name in ("line", "collapsed"))
     assert line["curve"]["first_epoch"] == end["curve"]["first_epoch"] == 1
     assert line["weights_digest"] != end["weights_digest"]
-    assert line["top5"] >= line["top1"]
-    assert (line["won"], line["lost"]) == (0, 0)
     tested = alone["outcome"]["recipe"]["test_samples"]
     assert (end["won"] - end["lost"]) / tested == pytest.approx(end["top1"] - line["top1"])
-    for one in (line, end):
-        assert all(0 <= one[name] <= 1 for name in ("on_parts", "on_whole"))
 
 
 def fits(monkeypatch, dies_in=None):
@@ -137,42 +127,3 @@ def test_interrupted_training_goes_on_and_ends_the_same(whole, tmp_path, monkeyp
         one, other = getattr(whole[0], name), getattr(again, name)
         assert one.weights_digest == other.weights_digest
         assert (one.top1, one.top5) == (other.top1, other.top5)
-
-
-def refused(several):
-    """Give the errors of this rank."""
-    from dlcourse.usecases import imagenet
-
-    found = []
-    for settings in several:
-        try:
-            imagenet.train(**settings)
-        except Exception as error:
-            found.append([type(error).__name__, str(error)])
-    return found
-
-
-def test_bad_data_is_refused_with_the_same_words_on_all_ranks(tmp_path):
-    pictures = synthetic.images(classes=3, size=24, count=6, seed=0)
-    write_folders(tmp_path / "part", pictures, pictures)
-    cases = (
-        ({"real": str(tmp_path / "part")}, "DataError", "looked for 1000 classes, found 3"),
-        ({"real": str(tmp_path / "none")}, "MissingComponentError", "`real` is not there"),
-        ({"workers": 3}, "ValueError", "`workers` must be a multiple of the 2 ranks that run them"),
-    )
-    one, other = on_ranks(2, refused, tmp_path, 240, several=[settings for settings, *_ in cases])
-    assert one == other
-    for (_, kind, words), (came, text) in zip(cases, one, strict=True):
-        assert came == kind
-        assert words in text
-
-
-@pytest.mark.long
-def test_a_trained_net_is_tested_at_the_size_of_its_training_and_at_others(whole):
-    one, folder = whole
-    images = imagenet.pictures(one.recipe, one.seed)
-    for ending, found in imagenet.by_size(
-        folder, ("line", "collapsed"), images, [20, 28], one.recipe
-    ).items():
-        assert found[20] == pytest.approx(getattr(one, ending).top1)
-        assert found[28] != found[20]
