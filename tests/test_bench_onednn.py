@@ -16,7 +16,6 @@ from dlguide.bench import onednn
 from dlguide.bench.onednn import OnednnComparison, OnednnLog, OnednnSpeed
 from dlguide.bench.worker import WorkerProcess
 from dlguide.cli.app import app
-from dlguide.cli.bench import bench
 from dlguide.machine import describe, threads
 from dlguide.measure import Timing, limits
 
@@ -51,17 +50,6 @@ def test_ratio_is_time_without_over_time_with():
     assert found().speed("train", True).images_per_s == pytest.approx(8.0)
     with pytest.raises(ValueError, match=r"`mode` must be measured, one of .* got 'infer'"):
         found().speed("infer", True)
-
-
-def test_summary_names_its_baseline_and_quotes_the_deck_with_what_its_numbers_make():
-    text = found().summary()
-    assert "resnet50, batch per rank 16, images of 224 x 224, 2 threads" in text
-    assert "here: a processor" in text
-    assert "train: 2.00 (" in text
-    assert "3.84 and 17.69 images/s" in text
-    assert "4.61 times; it says 5X" in text
-    assert "matrix products inside Eigen's convolutions" in text
-    assert "matrix products" not in found(products=0).summary()
 
 
 def test_summary_has_the_share_of_the_multiply_add_peak():
@@ -109,13 +97,12 @@ def test_processes_compute_what_keras_computes_here():
         steps = process.answer(120)
     assert built["tensorflow"] == tf.__version__
     assert len(steps) == 3
-    assert min(steps) > 0
     random = np.random.default_rng(3)
     images = random.random((5, 28, 28, 1), np.float32)
     labels = random.integers(0, 10, 5)
     model = models.build("mnist_cnn_bn", seed=3, dropout=0.0)
     logits = model.predict(images, verbose=0)
-    # normalised by its own batch, so training is told from inference
+    # normalised by its own batch, which distinguishes training from inference
     trained = model(images, training=True)
     assert mean == pytest.approx(logits.mean(), rel=1e-3)
     assert norm == pytest.approx(np.linalg.norm(logits), rel=1e-4)
@@ -124,7 +111,7 @@ def test_processes_compute_what_keras_computes_here():
     assert gradient > 0
 
 
-def test_process_that_fails_is_told_and_goes_on():
+def test_process_that_fails_reports_it_and_goes_on():
     plan = dataclasses.asdict(threads.plan(describe()))
     with WorkerProcess() as process:
         process.ask("check", mode="train")
@@ -161,22 +148,6 @@ def test_on_and_off_are_measured_with_equal_work(monkeypatch):
     json.dumps(dataclasses.asdict(result))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({"net": "resnet5"}, "`net` must be one of .*Did you mean resnet"),
-        ({"modes": ["train", "dream"]}, "`modes` must be one of infer, train, got 'dream'"),
-        ({"modes": []}, "`modes` must name train, infer or both"),
-        ({"batch_per_rank": 0}, "`batch_per_rank` must be a whole number of at least 1"),
-        ({"seconds": -1}, "`seconds` must be a positive number"),
-    ],
-)
-def test_wrong_arguments_are_refused_before_anything_starts(arguments, match, monkeypatch):
-    monkeypatch.setattr(onednn, "_log", lambda value: pytest.fail("started"))
-    with pytest.raises(ValueError, match=match):
-        onednn.compare(**arguments)
-
-
 def test_command_line_writes_record_and_plot(tmp_path, monkeypatch):
     asked = {}
 
@@ -190,9 +161,7 @@ def test_command_line_writes_record_and_plot(tmp_path, monkeypatch):
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert asked["arguments"] == ("resnet50", 16, 224, 5.0, ["train"])
-    assert "Executive summary" in result.output
     assert (tmp_path / "onednn.json").exists()
     assert (tmp_path / "onednn.png").stat().st_size > 1000
     CliRunner().invoke(app, [*words, "--net", "mnist_cnn"])
     assert asked["arguments"][2] is None
-    assert {each.name for each in bench.registered_commands} >= {"onednn", "streams"}
