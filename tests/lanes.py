@@ -232,8 +232,8 @@ def note(results: Iterable[Result], seconds: float) -> None:
     ).stdout.strip()
     failed = ", ".join(each.name for each in results if not each.ok)
     line = (
-        f"The last run of `make test` and the whole `make test-all` was on {date.today()} at commit "
-        f"{commit or 'unknown'}: {seconds / 60:.0f} minutes, failed: {failed or 'none'}."
+        f"The last whole `make test-all` was on {date.today()} at commit {commit or 'unknown'}: "
+        f"{seconds / 60:.0f} minutes, failed: {failed or 'none'}."
     )
     head = PAGE.read_text().partition("\n## Tests")[0]
     PAGE.write_text(f"{head}\n## Tests\n\n{line}\n")
