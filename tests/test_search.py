@@ -145,6 +145,11 @@ def test_wrong_calls_are_refused_before_a_trial(call, message):
 # --- on ranks ----------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module", params=[2, 3])
+def cluster_ranks(request):
+    return request.param
+
+
 @pytest.mark.parametrize(
     "method",
     [search.Grid(2, 2), search.Random(17, 2), search.Halving(18, 1, 3), search.TPE(17, 2)],
