@@ -36,6 +36,7 @@ import numpy as np
 from dlcourse.exercises.compare import brief, difference, problem, same
 
 LIMIT_S = 8.0  # of an answer, in the notebook or on ranks
+TIMED_S = 10.0  # after which no further turn of a timing begins
 MOST_OUTPUT = 100_000  # characters that an answer may print
 NO_CASES = ((),)
 
@@ -370,6 +371,8 @@ def share_of(
 ) -> float:
     """The time of a limit as a share of an answer's, in turns; with `comm` of the slowest rank.
 
+    A slow answer has fewer turns: after `TIMED_S` the turns that there are must do.
+
     Args:
         pick: what counts of the turns: the fastest, since other work on the cores only makes them
             longer, or the median.
@@ -385,6 +388,8 @@ def share_of(
             work()
             took_s = perf_counter() - begin_s
             each.append(took_s if comm is None else max(comm.allgather(took_s)))
+        if len(seconds[0]) > warmup and sum(map(sum, seconds)) > TIMED_S:
+            break
     limit_s, answer_s = (pick(each[warmup:]) for each in seconds)
     return float(limit_s / answer_s)
 
