@@ -140,7 +140,6 @@ def test_value_that_cannot_be_read_and_exceptions_of_any_kind_fail_alone(cluster
     assert "a hint" in outcomes[4].traceback
     assert errors[5].endswith("TwoArguments: 1")
     assert errors[0] == errors[6] == ""
-    assert all(0 <= each.rank < cluster.ranks and each.seconds >= 0 for each in outcomes)
 
 
 def test_interruption_is_no_outcome():
