@@ -21,6 +21,7 @@ from hypothesis import settings
 from lanes import long
 
 from dlguide.cluster import Cluster
+from dlguide.machine import use_onednn
 
 # Whether an example is slow depends on what else the machine does; every test has a time limit.
 settings.register_profile("any machine", deadline=None)
@@ -67,6 +68,7 @@ def pytest_configure(config):
             raise pytest.UsageError(f"no lane {name!r} in tests/budget.toml")
     machine = os.environ.get("MACHINE", "")
     os.environ.update(lanes.MACHINES[machine])
+    use_onednn()  # tests compute as users' programs do, also on a processor where it is off
     if machine == "onecore":
         cores = sorted(os.sched_getaffinity(0))
         worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
