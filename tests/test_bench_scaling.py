@@ -23,7 +23,7 @@ assert scaling_command  # importing it adds the command
 
 
 def patient_messages():
-    """Exchange in a ring through receivers that sleep; tell what came and how long it took."""
+    """Exchange in a ring through receivers that sleep; return what came and how long it took."""
     from time import perf_counter, process_time, sleep
 
     import numpy as np
@@ -65,21 +65,15 @@ def test_prediction_is_the_slower_rank_and_the_exchange():
         {"together": [0.10], "update": [0.001], "exchange": [0.005]},
         {"together": [0.12], "update": [0.001], "exchange": [0.007]},
     ]
-    told = scaling.from_parts(found)
-    assert told.compute_s == pytest.approx(0.11)
-    assert told.straggler_s == pytest.approx(0.01)
-    assert told.exposed_s == pytest.approx(0.006)
-    assert told.seconds == pytest.approx(0.126)
+    predicted = scaling.from_parts(found)
+    assert predicted.compute_s == pytest.approx(0.11)
+    assert predicted.straggler_s == pytest.approx(0.01)
+    assert predicted.exposed_s == pytest.approx(0.006)
+    assert predicted.seconds == pytest.approx(0.126)
     # two independent uniform times: the median of the larger one is sqrt(1/2)
     times = np.random.default_rng(0).uniform(1, 2, (2, 2001))
     ranks = [{"together": each.tolist(), "update": [0.0], "exchange": [0.0]} for each in times]
     assert scaling.from_parts(ranks).seconds == pytest.approx(1 + 0.5**0.5, abs=0.03)
-
-
-def test_efficiency_is_the_speed_up_per_rank():
-    row = scaling.ScalingRow(4, 16, Timing((0.5,)), 128.0, 3.0, None, None, 0.375)
-    assert row.efficiency == 0.75
-    assert row.bound.cell(row.step) == "-"
 
 
 def test_limit_of_a_step_is_the_slowest_rank_without_exchange():
@@ -112,16 +106,9 @@ def test_synchronous_rows_have_the_mode_s_batches_and_fit_together(mode, option,
             assert row["predicted_s"] is row["independent"] is None
         else:
             parts = ("compute_s", "straggler_s", "exposed_s")
-            told = sum(row["predicted"][part] for part in parts)
-            assert row["predicted_s"] == pytest.approx(told)
+            summed = sum(row["predicted"][part] for part in parts)
+            assert row["predicted_s"] == pytest.approx(summed)
             assert len(row["independent"]["seconds"]) == 4
-    for text in (
-        "share of the limit",
-        "OSU-Caffe's `-scal` is strong",
-        scaling.MODES[mode],
-        "Assumed: ",
-    ):
-        assert text in done.output
 
 
 def test_asynchronous_workers_count_every_update_and_their_staleness():
@@ -129,7 +116,7 @@ def test_asynchronous_workers_count_every_update_and_their_staleness():
     one, two = found.rows
     assert (one.ranks, two.ranks) == (1, 2)
     assert one.speedup == 1
-    assert one.staleness == one.predicted_staleness == 0  # nobody else changes the weights
+    assert one.staleness == one.predicted_staleness == 0  # no other worker changes the weights
     assert 0 < two.staleness <= 6
     assert two.predicted_staleness == pytest.approx(1, abs=0.3)
     assert two.ratio == pytest.approx(two.predicted_s / two.step.median)
@@ -139,19 +126,12 @@ def test_asynchronous_workers_count_every_update_and_their_staleness():
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"update": "sync"}, "`update` must be one of asynchronous, synchronous"),
-        ({"net": "mnist"}, "`net` must be one of"),
-        ({"ranks": ()}, "`ranks` must name a number"),
-        ({"ranks": (0,)}, "`ranks` must be a whole number"),
         ({"ranks": (1, 4096)}, "`ranks` must be at most the .* cores"),
         ({"global_batch": 101}, "`global_batch` must be divisible by 1, 2, got 101"),
-        ({"global_batch": 0}, "`global_batch` must be a whole number"),
-        ({"batch_per_rank": 0}, "`batch_per_rank` must be a whole number"),
         (
             {"global_batch": 8, "batch_per_rank": 4},
             "`global_batch` must be None with .*one of the two",
         ),
-        ({"steps": 0}, "`steps` must"),
         ({"steps": 2, "rounds": 3}, "`rounds` must be at most the 2 steps, got 3"),
     ],
 )
@@ -159,8 +139,3 @@ def test_what_cannot_be_measured_is_refused_before_ranks_start(asked, words, mon
     monkeypatch.setattr(scaling, "Cluster", None)
     with pytest.raises(ValueError, match=words):
         scaling.measure(**asked)
-
-
-def test_command_refuses_ranks_that_are_no_numbers():
-    done = CliRunner().invoke(app, ["bench", "scaling", "--ranks", "one,2"])
-    assert "`ranks` must be numbers of ranks such as 1,2, got 'one,2'" in str(done.exception)

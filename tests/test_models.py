@@ -1,4 +1,4 @@
-"""Nets are what they are said to be, and their seed alone decides how they start."""
+"""Nets compute what NumPy computes, and their seed alone decides how they start."""
 
 import hashlib
 
@@ -141,13 +141,9 @@ def test_dropout_draws_anew_in_each_step(keras):
         ({"name": "mnist_cn"}, "`name` must be one of alexnet, autoencoder, "),
         ({"dtype": "float16"}, "`dtype` must be one of float32, float64, mixed_bfloat16, mixed_"),
         ({"seed": -1}, "`seed` must be a whole number of at least 0, got -1"),
-        ({"dropout_seed": 1.5}, "`dropout_seed` must be a whole number of at least 0, got 1.5"),
         ({"dropout": 1}, "`dropout` must be at least 0 and below 1, got 1"),
-        ({"dropout": "half"}, "`dropout` must be at least 0 and below 1, got 'half'"),
-        ({"dropout": float("nan")}, "`dropout` must be at least 0 and below 1, got nan"),
     ],
 )
-def test_what_cannot_be_built_is_refused_in_the_form_of_the_house(arguments, text):
-    with pytest.raises(ValueError, match="must be") as caught:
+def test_invalid_arguments_are_refused(arguments, text):
+    with pytest.raises(ValueError, match=f"^{text}"):
         models.build(**{"name": "mnist_cnn", **arguments})
-    assert str(caught.value).startswith(text)

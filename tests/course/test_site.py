@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -12,7 +10,6 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-import yaml
 from lab_in_browser import CHROMIUM, SHOTS, chromium
 from lanes import long
 
@@ -137,24 +134,6 @@ ERROR = {"output_type": "error", "ename": "E", "evalue": "", "traceback": []}
 def test_state_of_a_lesson_is_reported(ran, words):
     state = build_site.state(notebook([], []), ran)
     assert (words in state) if words else state == ""
-
-
-# --- publishing ----------------------------------------------------------------------------------
-
-
-def test_workflow_and_container_name_commands_that_exist():
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "site.yml").read_text())
-    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
-    steps = [each for job in workflow["jobs"].values() for each in job["steps"]]
-    commands = [each["run"] for each in steps if "run" in each]
-    commands += [container["onCreateCommand"], container["postAttachCommand"]]
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
-    for command in commands:
-        assert re.match(r"make ([a-z-]+)", command)[1] in targets, command
-    artifact = next(each for each in steps if "upload-pages-artifact" in each.get("uses", ""))
-    assert artifact["with"]["path"] == "build/site"
-    assert workflow["permissions"] == {"contents": "read", "pages": "write", "id-token": "write"}
-    assert "secrets" not in json.dumps(workflow)
 
 
 # --- in a browser --------------------------------------------------------------------------------
