@@ -25,13 +25,7 @@ def test_losses_are_the_logarithms_of_the_paper():
     assert np.allclose(adversarial.non_saturating(real, fake), losses)
 
 
-def test_a_pair_follows_from_its_seed_and_its_nets_start_differently():
-    weights = [
-        [w for net in adversarial.dense_pair(seed, 3, 3, 3) for w in net.get_weights()]
-        for seed in (1, 1, 2)
-    ]
-    assert all(np.array_equal(a, b) for a, b in zip(*weights[:2], strict=True))
-    assert not np.array_equal(weights[0][0], weights[2][0])
+def test_the_nets_of_a_pair_start_differently():
     generator, judge = (net.get_weights()[0] for net in adversarial.dense_pair(1, 3, 3, 3))
     assert generator.shape == judge.shape
     assert not np.allclose(generator, judge)

@@ -1,7 +1,5 @@
 """The small model of lesson 92: its gradients, and ranks that agree with one process."""
 
-import itertools
-
 import numpy as np
 import pytest
 from on_ranks import on_ranks
@@ -57,25 +55,3 @@ def test_training_on_ranks_equals_that_of_one_process(tmp_path):
     for losses in on_ranks(2, trained, tmp_path, timeout_s=120):
         np.testing.assert_allclose(losses[::2], losses[1::2], rtol=1e-5)
         assert len(set(losses[::2])) == 3
-
-
-def weights_at_the_start(seed=5):
-    from mpi4py import MPI
-
-    from dlcourse import expert_models
-    from dlguide.parallel.experts import MixtureOfExperts
-
-    width, hidden = expert_models.WIDTH, expert_models.HIDDEN // expert_models.K
-    layer = MixtureOfExperts(MPI.COMM_SELF, width, hidden, expert_models.EXPERTS, seed=seed)
-    embedding, inner, outer = expert_models.initial_ends(40, seed)
-    drawn = [embedding, inner * inner.shape[0] ** 0.5, outer * width**0.5]
-    drawn += [layer.router * width**0.5, *(layer.up * width**0.5), *(layer.down * hidden**0.5)]
-    return [each.ravel()[:500].tolist() for each in drawn]
-
-
-def test_ends_router_and_experts_share_no_random_numbers(tmp_path):
-    (arrays,) = on_ranks(1, weights_at_the_start, tmp_path)
-    assert len(arrays) == 3 + 1 + 2 * 8
-    for one, other in itertools.combinations(arrays, 2):
-        same = np.intersect1d(np.round(one, 4), np.round(other, 4))
-        assert len(same) < 50  # by chance about 7 of 500

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from lanes import RANKS, long
+from lanes import RANKS
 from on_ranks import on_ranks
 
 from dlcourse import small_mlp
@@ -62,19 +62,15 @@ def ways_of_training():
         sync = way == "allreduce" or "async" not in way
         if sync:
             demand(f"{name}: not serial descent", np.abs(last - serial(dealt)).max() < 1e-12)
-        joined = group  # whatever the name: `device` changes no byte on the network
-        leaders = -(-workers // joined)
+        leaders = -(-workers // group)  # `device` in a name changes no byte on the network
         sent = [each.sent for each in everyone]
         if way == "allreduce":
             demand(f"{name}: bytes", sum(sent) == steps * 2 * (workers - 1) * nbytes)
         else:
-            heads = 24
-            speak = [worker for worker in range(workers) if worker % joined == 0]
-            demand(f"{name}: bytes of workers", all(
-                sent[w] == (w in speak) * steps * (nbytes + heads) for w in range(workers)
-            ))  # fmt: skip
-            demand(f"{name}: bytes of servers", sum(sent[workers:])
-                   == steps * leaders * (nbytes + 8))  # fmt: skip
+            of_workers = [(w % group == 0) * steps * (nbytes + 24) for w in range(workers)]
+            demand(f"{name}: bytes of workers", sent[:workers] == of_workers)
+            of_servers = steps * leaders * (nbytes + 8)
+            demand(f"{name}: bytes of servers", sum(sent[workers:]) == of_servers)
             stale = [s for each in everyone[workers:] for s in each.staleness]
             demand(f"{name}: gradients used", len(stale) == steps * leaders)
             demand(f"{name}: stale", not (sync and any(stale)))
@@ -86,53 +82,8 @@ def test_every_way_does_equal_work_and_sends_what_its_formula_says(ranks, tmp_pa
     assert on_ranks(ranks, ways_of_training, tmp_path) == [[]] * ranks
 
 
-def ways_side_by_side():
-    import numpy as np
-    from mpi4py import MPI
-
-    from dlcourse import kvstore
-
-    world = MPI.COMM_WORLD
-    random = np.random.default_rng(5)
-    inputs, targets = random.normal(size=(40, 6)), random.normal(size=40)
-
-    def gradient(weights, indices):
-        x = inputs[indices]
-        return x.T @ (x @ weights - targets[indices]) / len(indices)
-
-    workers = world.size - 1
-    dealt = [[random.integers(0, 40, 4) for _ in range(3)] for _ in range(workers)]
-    ways = {
-        "ring": kvstore.Choice("allreduce", 0.1),
-        "nodes": kvstore.Choice("dist_device_sync", 0.1, per_node=2),
-        "free": kvstore.Choice("dist_async", 0.1 / workers),
-    }
-    found = kvstore.side_by_side(world, ways, np.zeros(6), gradient, dealt)
-    alike = found["ring"] is None or np.allclose(found["ring"][0], found["nodes"][0], atol=1e-12)
-    roles = [each and each[1].role for each in found.values()]
-    return [list(found) == list(ways), alike, roles]
-
-
-@pytest.mark.parametrize("ranks", [2, 3, *long(4)])
-def test_ways_side_by_side_take_the_ranks_that_they_need(ranks, tmp_path):
-    found = on_ranks(ranks, ways_side_by_side, tmp_path)
-    for rank, (order, alike, roles) in enumerate(found):
-        assert order
-        assert alike
-        served = rank == ranks - 1
-        expected = [None, "server", "server"] if served else ["worker"] * 3
-        assert roles == expected
-
-
-# --- the flat net --------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return datasets.load().first(200, 100)
-
-
-def test_gradient_and_accuracy_of_the_flat_net_are_those_of_numpy(digits):
+def test_gradient_and_accuracy_of_the_flat_net_are_those_of_numpy():
+    digits = datasets.load().first(200, 100)
     net = FlatNet("mlp", digits, seed=3, dtype="float64")
     weights = net.weights
     assert weights.dtype == np.float64
@@ -151,9 +102,6 @@ def test_gradient_and_accuracy_of_the_flat_net_are_those_of_numpy(digits):
     net.gradient(np.zeros_like(weights), some)
     assert np.allclose(net.gradient(weights, some), found, atol=1e-12)
 
-    inner, inner_bias, outer, outer_bias = parts
-    tests = digits.test_images.reshape(100, 784)
-    scores = np.maximum(tests @ inner + inner_bias, 0) @ outer + outer_bias
+    scores = small_mlp.logits(parts, digits.test_images.reshape(100, 784))
     right = float(np.mean(scores.argmax(axis=1) == digits.test_labels))
-    assert net.accuracy(weights) == pytest.approx(right)
     assert net.accuracy(weights, batch=7) == pytest.approx(right)

