@@ -162,11 +162,6 @@ def resumed(saves_in):
     DivergenceMonitor.after, os.fsync = after, fsync
     result["written while training"] = done
 
-    halves = {"model": "mlp", "dtype": "mixed_float16", "optimizer": "sgd", "learning_rate": None}
-    halves["dropout"] = None
-    refused("half precision", **halves, data=damaged)
-    refused("half precision, sound", **halves)
-
     # Two workers a rank have two states of their own.
     both = {
         "model": net,
@@ -288,16 +283,6 @@ def test_infinite_loss_with_finite_gradients_stops_all_ranks_too(results):
         assert result["infinity_steps"] == [1, 2]  # none waited for the end of the epoch
 
 
-def test_loss_scale_mends_gradients_and_not_losses(results):
-    for result in results:
-        if len(results) > 2:
-            assert "half precision" not in result["errors"]
-            continue
-        assert "DivergedError: The loss is" in result["errors"]["half precision"]
-        assert f"on rank {len(results) - 1} at step 2" in result["errors"]["half precision"]
-        assert result["errors"]["half precision, sound"] == "none"
-
-
 def test_other_metrics_within_an_epoch_are_refused_in_words(tmp_path):
     from fitting import fit
 
@@ -308,7 +293,7 @@ def test_other_metrics_within_an_epoch_are_refused_in_words(tmp_path):
     ways |= {"parallel": False, "epochs": 1, "evaluate": False, "checkpoint": tmp_path}
     fit(**ways, every_steps=1, keep=9)
     checkpoint.latest(tmp_path).unlink()  # that of the finished training
-    with pytest.raises(checkpoint.CheckpointError, match="metrics or model differ. Use another"):
+    with pytest.raises(checkpoint.CheckpointError, match="metrics or model differ"):
         fit(**ways, metrics={})
 
 
