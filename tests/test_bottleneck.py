@@ -10,7 +10,7 @@ import pytest
 
 from dlguide.data import formats, input_pipeline, synthetic
 from dlguide.data.input_pipeline import Flip, Operation, Pipeline, ResizedCrop
-from dlguide.training.bottleneck import Bottleneck, Remedy, Stage, bottleneck
+from dlguide.training.bottleneck import bottleneck
 
 SIDE, SLEEP_S = 16, 0.008  # the other stages take a fortieth of that
 CROP = (ResizedCrop(SIDE, SIDE), Flip())
@@ -148,35 +148,3 @@ def test_images_in_memory_have_no_stage_to_decode():
     found = bottleneck(input_pipeline.Pipeline(data, batch_per_rank=50), "mlp", seconds=0.02)
     assert [one.name for one in found.stages] == ["read", "augment", "train"]
     assert not any("cache" in one.what for one in found.remedies)
-
-
-@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), "1"])
-def test_time_that_is_none_is_refused(seconds):
-    with pytest.raises(ValueError, match=r"`seconds` must be a positive number"):
-        bottleneck(None, seconds=seconds)
-
-
-# --- the picture and the words ---------------------------------------------------------------
-
-
-def invented():
-    stages = (
-        Stage("read", 1e-4, 1e-5),
-        Stage("decode", 1e-3, 1e-3),
-        Stage("train", 5e-4, 5e-4),
-    )
-    remedy = (Remedy("4 calls of decode at once", 2000.0),)
-    return Bottleneck(stages, 4.0, 900.0, (0.03,) * 30, (0.01,) * 30, remedy)
-
-
-def test_words_say_the_numbers():
-    found = invented()
-    assert found.predicted_samples_per_s == pytest.approx(1000)
-    assert found.without_slowest_samples_per_s == pytest.approx(2000)
-    assert found.wait_share == pytest.approx(0.75)
-    text = str(found)
-    assert "decode                 1,000          1.0  <- holds the others back" in text
-    assert "900   measured; predicted 1,000, measured / predicted 0.90" in text
-    assert "waits for data 75% of its time" in text
-    assert "If decode took no time: 2,000 samples/s, 2.0 times as many. What should help:" in text
-    assert text.endswith("  4 calls of decode at once: 2,000 samples/s")

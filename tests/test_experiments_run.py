@@ -118,27 +118,6 @@ def test_a_training_that_diverges_is_recorded_not_lost(tmp_path):
     assert ex.run(settings, tmp_path) == [lost, well]
 
 
-def test_the_impossible_is_refused_before_anything_is_trained(monkeypatch):
-    monkeypatch.setattr(ex, "train", forbidden)
-    for changes, said in [
-        ({"model": "mlq"}, "Did you mean mlp?"),
-        ({"data": "mnits"}, "Did you mean mnist?"),
-        ({"samples": 60_001}, "`train` must be at most the 60000 samples"),
-        (
-            {"samples": None, "batch_per_worker": 70_000},
-            "`batch_per_worker` must give a global batch of at most the 60000 samples of mnist",
-        ),
-        ({"model": "resnet20"}, "`data` must hold images of 32 x 32 x 3 for resnet20"),
-        ({"warmup": "gradual", "warmup_epochs": 0.01}, "step"),
-    ]:
-        with pytest.raises(ValueError, match=said):
-            ex.run([SMALL, replace(SMALL, **changes)])
-    with pytest.raises(ValueError, match="`configs` must hold at least one"):
-        ex.run([])
-    with pytest.raises(ValueError, match="`configs` must hold ExperimentConfigs, got 'small'"):
-        ex.run({"small": SMALL})
-
-
 def broken():
     raise OSError("no such weights")
 
