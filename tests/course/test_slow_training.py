@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from lanes import long
 
 from dlcourse import slow_training
 from dlcourse.slow_training import EVERY, SCHEMES
@@ -61,7 +62,7 @@ def union(comm):
     return float(np.abs(mean - gradient).max() / np.abs(gradient).max()), fallen
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, *long(3)])
 def test_schemes_send_what_is_predicted_and_end_with_equal_weights(ranks):
     with Cluster(ranks=ranks, oversubscribe=True) as cluster:
         every, unions = cluster.run(trained), cluster.run(union)
