@@ -1,4 +1,4 @@
-"""Whatever a rank does, the call ends soon, names it, and the cluster can be used again."""
+"""Whatever a rank does, the call ends, names it, and the cluster can be used again."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from lanes import long
 
 from dlguide.cluster import Cluster, RankError, processes
 
-# Twice the 5 s that benchmarks/soak.py looks for: this machine may be busy with other tests.
-LIMIT_S = {"frozen": 30.0}
-AGAIN_S = 15.0
+# The other rank would wait indefinitely. How soon a call ends is measured by benchmarks/soak.py.
+LONGEST_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +59,10 @@ def test_a_failure_ends_the_call_and_names_the_rank(cluster, fail):
         assert "rank 1" in str(caught.value)
     if fail in WORDS:
         assert re.search(WORDS[fail], str(caught.value))
-    assert seconds < LIMIT_S.get(kind, 10.0)
+    assert seconds < LONGEST_S
     if cluster.client is None:
         assert not [each for each in processes.living() if each.cluster == before]
-    started = time.monotonic()
     assert cluster.run(failures.is_well) == [sum(range(1, cluster.ranks + 1))] * cluster.ranks
-    assert time.monotonic() - started < AGAIN_S
 
 
 def slow_rank():
