@@ -21,7 +21,7 @@ from dlguide.cluster import Cluster, RankError, box, processes
 from dlguide.cluster.box import Support
 from dlguide.doctor import host as doctor
 from dlguide.errors import MissingComponentError
-from dlguide.machine import describe, threads
+from dlguide.machine import describe
 
 pytestmark = pytest.mark.timeout(120)
 needs_hosts = pytest.mark.skipif(
@@ -100,9 +100,6 @@ def test_links_with_a_delay_and_loss_are_never_faster_than_the_delay(capsys):
             assert not printed
         else:  # its own limit is measured and printed
             assert "alone it reaches" in printed
-            assert hosts.forwarder.latency_s > 0
-            assert hosts.forwarder.bits_per_s > 0
-        assert "2 ms added, 0.1 % lost" in repr(hosts)
         reached = subprocess.run(
             [*hosts.enter(2), sys.executable, "-c", "import socket; print(socket.gethostname())"],
             capture_output=True, text=True, check=True,
@@ -115,7 +112,6 @@ def test_links_with_a_delay_and_loss_are_never_faster_than_the_delay(capsys):
     wait_until_nothing_is_left(folder, spaces)
     with pytest.raises(RuntimeError, match="is closed"):
         hosts.rate(1e8)
-    assert repr(hosts).endswith("closed")
 
 
 @needs_hosts
@@ -211,7 +207,6 @@ def test_ranks_see_different_hosts_and_share_memory_inside_each(cluster):
     assert [each[4][0] for each in found] == [[0, 1], [0, 1], [2, 3], [2, 3]]
     assert len({each[4][1] for each in found}) == 2  # /dev/shm
     assert {each[4][2] for each in found} == {6}
-    assert "2 hosts in a box" in repr(cluster)
 
 
 @needs_hosts
@@ -289,7 +284,6 @@ def test_second_box_is_refused_at_once(hosts):
     [
         ({"ranks": 3}, "`ranks` must be a multiple of the 2 hosts in the box, got 3"),
         ({"inside": "slurm"}, "`inside` must be None with `hosts`"),
-        ({"mpi": "intel"}, "`mpi` must be None with `hosts`"),
         ({"hosts": ["h1", "h2"]}, "`hosts` must be the hosts of a box, got .*with box.hosts"),
     ],
 )
@@ -298,22 +292,12 @@ def test_cluster_refuses_what_does_not_fit_the_hosts(hosts, given, words):
         Cluster(**{"hosts": hosts, **given})
 
 
-@needs_hosts
-def test_plan_whose_ranks_do_not_fit_the_hosts_is_refused(hosts):
-    plan = threads.plan(ranks=3, oversubscribe=True)
-    with pytest.raises(ValueError, match="`ranks` must be a multiple of the 2 hosts"):
-        Cluster(plan, hosts=hosts)
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ({"count": 1}, "`count` must be a whole number of at least 2, got 1"),
         ({"count": 4 * describe().usable_cores + 1}, "`count` must be at most .* Use fewer hosts"),
-        ({"bits_per_s": 0}, "`bits_per_s` must be a positive number, got 0"),
         ({"bits_per_s": 1e3}, "`bits_per_s` must be None or at least 1e.06 bits/s"),
-        ({"bits_per_s": float("nan")}, "`bits_per_s` must be a positive number"),
-        ({"latency_s": -1e-3}, "`latency_s` must be a finite number of at least 0"),
         ({"latency_s": 60}, "`latency_s` must be at most 1 second"),
         ({"loss": 1}, "`loss` must be at most 0.5"),
     ],
