@@ -379,6 +379,7 @@ def test_one_cluster_at_most_is_kept_beside_the_learners(monkeypatch):
 
     monkeypatch.setattr("dlguide.cluster.Cluster", Cluster, raising=False)
     monkeypatch.setattr(exercises, "_helper", [])
+    assert [each.ranks for each in exercises._clusters((2, 3), SimpleNamespace(ranks=1))] == [2, 3]
     own = SimpleNamespace(ranks=2)
     for numbers, used in (((2, 3), [2, 3]), ((4, 3), [2, 3, 4]), ((2,), [2]), ((3, 4), [2, 4, 3])):
         kept = [*alive]

@@ -158,11 +158,13 @@ def _find(number: str) -> tuple[str, list[Exercise | Letters]]:
 def _clusters(numbers: Sequence[int], own: Any) -> Iterator[Any]:
     """The learner's cluster, then one with each other number of ranks of an exercise.
 
-    One of these stays for the next check, so that memory holds two clusters at most.
+    One of these stays for the next check, so that memory holds two clusters at most. A learner's
+    cluster of one rank is left out: nothing is exchanged there.
     """
     from dlguide.cluster import Cluster
 
-    yield own
+    if own.ranks > 1 or 1 in numbers:
+        yield own
     kept = {each.ranks for each in _helper}
     for ranks in sorted({*numbers} - {own.ranks}, key=lambda ranks: (ranks not in kept, ranks)):
         if not _helper or _helper[0].ranks != ranks:
