@@ -20,7 +20,7 @@ import numpy as np
 
 from dlguide import commands
 from dlguide.errors import require_count, require_known
-from dlguide.machine import describe
+from dlguide.machine import describe, onednn_state
 from dlguide.machine.onednn import VerboseLog, parse_log
 
 # oneDNN's names, the oldest first; "DEFAULT" allows all that the processor has
@@ -31,6 +31,7 @@ _LIMIT_S = 300.0
 _DONE = "== done\n"
 # below these TensorFlow's bf16 products crash when the processor has more than oneDNN may use
 _WITH_BF16 = ("AVX512_CORE_BF16", "DEFAULT")
+_WITHOUT_AVX512 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2")
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,18 @@ class MatmulRate:
     def flops_per_s(self) -> float:
         """The best rate of all turns (1/s): what the kernel can do without other programs."""
         return max(self.turns)
+
+
+def bf16_missing() -> str:
+    """Return why TensorFlow cannot multiply bf16 in this process; an empty text if it can.
+
+    On every processor with AVX-512 TensorFlow leaves such products to oneDNN. It crashes if
+    oneDNN may use older instructions only.
+    """
+    level = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    if level in _WITHOUT_AVX512 and describe().has("avx512") and onednn_state().on:
+        return f"ONEDNN_MAX_CPU_ISA={level}: TensorFlow's products of bf16 would crash here"
+    return ""
 
 
 def serve(formats: Sequence[str], size: int, repeats: int) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from dlcourse import int8
+from dlcourse.onednn_rates import bf16_missing
 from dlguide.errors import require, require_count, require_positive
 from dlguide.machine.topology import Machine, describe, last_level_cache_bytes
 from dlguide.measure import limits
@@ -93,16 +94,17 @@ def measure(seconds: float = 8.0) -> Roof:
     budget_s = require_positive(seconds, "seconds")
     machine = describe()
     cpus = _one_cpu_a_core(machine)
+    no_bf16 = bf16_missing()
+    if not machine.has("bf16"):
+        no_bf16 = "this processor multiplies no bfloat16; emulated it would be slower"
     job = {
         "cpus": cpus,
         "seconds": budget_s / 4,
         "array_bytes": _array_bytes(machine, cpus),
-        "bfloat16": machine.has("bf16"),
+        "bfloat16": not no_bf16,
     }
     found: dict[str, dict[str, Any]] = {}
-    missing = {}
-    if not machine.has("bf16"):
-        missing["bfloat16"] = "this processor multiplies no bfloat16; emulated it would be slower"
+    missing = {"bfloat16": no_bf16} if no_bf16 else {}
     for part, names in _PARTS.items():
         answer, trouble = limits.ask(__name__, part, job, _LOADING_S + 4 * budget_s)
         found |= answer

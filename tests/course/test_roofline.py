@@ -11,9 +11,10 @@ from dataclasses import replace
 import pytest
 from fake_machine import machine as fake
 
-from dlcourse import roofline
+from dlcourse import onednn_rates, roofline
 from dlcourse.roofline import Roof
 from dlguide import machine
+from dlguide.machine import OnednnState
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,25 @@ def test_a_machine_without_bf16_and_vnni_says_so_and_goes_on(monkeypatch):
     assert "without VNNI" in roof.how["int8"]
     assert asked["floats"]["bfloat16"] is False
     assert asked["floats"]["cpus"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "limit", "switch", "crashes"),
+    [
+        (("avx2", "avx512f", "avx512_bf16"), "avx2", "1", True),
+        (("avx2", "avx512f", "avx512_bf16"), "AVX512_CORE", "1", False),
+        (("avx2", "avx512f", "avx512_bf16"), "AVX2", "0", False),  # not given to oneDNN
+        (("avx2", "fma"), "AVX2", "1", False),  # not given to oneDNN either
+    ],
+)
+def test_bf16_is_missing_where_onednn_may_not_use_what_the_processor_has(
+    flags, limit, switch, crashes, monkeypatch
+):
+    monkeypatch.setattr(onednn_rates, "describe", lambda: replace(fake(2), simd=flags))
+    state = OnednnState(on=switch == "1", default=True, loaded=True, why="")
+    monkeypatch.setattr(onednn_rates, "onednn_state", lambda: state)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert bool(onednn_rates.bf16_missing()) is crashes
 
 
 def test_a_part_that_fails_is_missing_with_its_reason(monkeypatch):
