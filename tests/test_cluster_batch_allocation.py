@@ -1,7 +1,7 @@
 """A cluster finds the nodes of its job, and looks only at the ranks it can see.
 
-PBS and Flux are not installed: their node files and answers are recorded, Hydra and stand-ins
-start the ranks. Tests dlguide.cluster.environment.
+PBS is not installed: its node files are recorded, Hydra and a stand-in start the ranks.
+Tests dlguide.cluster.environment.
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ SLURM = {
     "SLURM_JOB_CPUS_PER_NODE": "8(x2)",
 }  # fmt: skip
 PBS = {"PBS_JOBID": "12.server", "NCPUS": "8"}
-FLUX = {"FLUX_URI": "local:///run/flux-1"}
-OTHERS = ("PBS_NODEFILE", "FLUX_JOB_ID")
 
 
 @pytest.fixture
 def job(monkeypatch):
     """Give a function that puts this process into a job and looks for it."""
-    for name in (*SLURM, *PBS, *FLUX, *OTHERS):
+    for name in (*SLURM, *PBS, "PBS_NODEFILE"):
         monkeypatch.delenv(name, raising=False)
 
     def inside(variables, named=True, **more):
@@ -55,29 +53,6 @@ def pbs(job, tmp_path):
     def inside(*lines, **more):
         (tmp_path / "nodes").write_text("".join(f"{each}\n" for each in lines))
         return job(PBS, PBS_NODEFILE=str(tmp_path / "nodes"), **more)
-
-    return inside
-
-
-@pytest.fixture
-def flux(job, tmp_path, monkeypatch):
-    """The same for Flux, with a stand-in that gives its answers and starts ranks with mpiexec."""
-
-    def inside(resources, body="", **more):
-        mpiexec = environment.find_mpiexec()
-        path = tmp_path / "flux"
-        path.write_text(
-            "#!/bin/bash\n"
-            f"{body}\n"
-            'case "$1 $2" in\n'
-            f"    'resource R') echo '{resources}' ;;\n"
-            "    'getattr jobid') echo fABC ;;\n"
-            f'    run*) echo "$*" > {tmp_path}/ran; shift 4; exec {mpiexec} "$@" ;;\n'
-            "esac\n"
-        )
-        path.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-        return job(FLUX, **more)
 
     return inside
 
@@ -117,25 +92,6 @@ def test_pbs_nodes_and_ranks_are_those_of_the_node_file(case, pbs):
     assert found == pbs(*lines, NCPUS=cores, named="pbs")
 
 
-# Flux' resource sets (its RFC 20): two equal nodes, and nodes that differ.
-EQUAL = """{"version": 1, "execution": {"R_lite": [{"rank": "0-1", "children": {"core": "0-7"}}],
- "starttime": 0.0, "expiration": 0.0, "nodelist": ["n[1-2]"]}}"""
-UNEQUAL = """{"version": 1, "execution": {"R_lite": [
- {"rank": "0,2-3", "children": {"core": "0-3,8", "gpu": "0-1"}},
- {"rank": "1", "children": {"core": "5"}}], "nodelist": ["n[1-4]"]}}"""
-
-
-def test_flux_nodes_are_those_of_its_instance(flux):
-    found = flux(EQUAL)
-    assert found == flux(EQUAL, named="flux") == Allocation("flux", "fABC", 2, 2, 8)
-    assert str(found) == ", 2 nodes of Flux job fABC"
-    assert environment.flux_cores(UNEQUAL) == [5, 5, 5, 1]
-    assert flux(UNEQUAL) == Allocation("flux", "fABC", 4, 1, 1)
-    # an instance that is no job: `srun flux start`
-    found = flux(EQUAL, body='[ "$1" != getattr ] || { echo "No such" >&2; exit 1; }')
-    assert str(found) == ", 2 nodes of Flux job"
-
-
 BAD_NODES = {
     "empty": ([], "12", r"`PBS_NODEFILE` must be a file that names .*/nodes'. It is empty"),
     "unequal": (["n1", "n1", "n2"], "2", r"equally many ranks .*, got '2,1'. .*place=scatter"),
@@ -150,26 +106,6 @@ def test_bad_node_file_is_refused(case, pbs, monkeypatch):
     monkeypatch.delenv("PBS_NODEFILE")
     with pytest.raises(ValueError, match=r"`PBS_NODEFILE` must .* got ''. .* missing.*first node"):
         Cluster(inside="pbs")
-
-
-def test_flux_that_does_not_answer_is_refused(flux, job, monkeypatch):
-    with pytest.raises(
-        ValueError,
-        match=r"in an instance of Flux, not in a task of one, got 'fD'.*without `flux run`",
-    ):
-        flux(EQUAL, FLUX_JOB_ID="fD")
-    monkeypatch.delenv("FLUX_JOB_ID")
-    for answer in ("", "no JSON", '{"execution": {"R_lite": []}}', EQUAL.replace("0-7", "7-0")):
-        with pytest.raises(ValueError, match="`flux resource R` must be a resource set"):
-            flux(answer)
-    with pytest.raises(ValueError, match="`flux resource R` must answer, got 'no broker'"):
-        flux(EQUAL, body="echo no broker >&2; exit 1")
-    monkeypatch.setattr(environment, "ANSWER_S", 0.5)
-    with pytest.raises(ValueError, match="must answer, got 'nothing within"):
-        flux(EQUAL, body="exec sleep 60")
-    monkeypatch.setenv("PATH", "/none")
-    with pytest.raises(MissingComponentError, match="There is no flux on PATH"):
-        job(FLUX)
 
 
 def test_job_with_fewer_cores_than_asked_is_refused(slurm, pbs):
@@ -200,13 +136,11 @@ def test_outside_a_job_it_is_said_how_to_get_into_one(job):
         text = f"`inside` must be None outside a {title} job.*--inside"
         with pytest.raises(ValueError, match=text):
             Cluster(inside=name)
-    with pytest.raises(ValueError, match="None outside a job of Flux or Slurm or PBS, got True"):
+    with pytest.raises(ValueError, match="None outside a job of Slurm or PBS, got True"):
         Cluster(inside=True)
-    with pytest.raises(
-        ValueError, match=r"`inside` must be one of flux, pbs, slurm, got 'slrum'. D"
-    ):
+    with pytest.raises(ValueError, match=r"`inside` must be one of pbs, slurm, got 'slrum'. D"):
         Cluster(inside="slrum")
-    with pytest.raises(ValueError, match="`inside` must be one of flux, pbs, slurm, got 'lsf'"):
+    with pytest.raises(ValueError, match="`inside` must be one of pbs, slurm, got 'lsf'"):
         Cluster(inside="lsf")
 
 
@@ -279,18 +213,6 @@ def test_pbs_ranks_start_on_the_nodes_of_the_file(pbs, tmp_path, monkeypatch):
         assert cluster.run(my_rank) == [3, 3]
     assert sorted(reached.read_text().split()) == ["n1", "n2"]
     assert not list(tmp_path.glob("dlguide-*"))
-
-
-@pytest.mark.timeout(240)
-def test_flux_ranks_are_a_job_of_the_instance(flux, tmp_path, monkeypatch):
-    flux(EQUAL.replace("0-7", "0"))
-    monkeypatch.setenv("DLGUIDE_ADDRESS", "127.0.0.1")
-    monkeypatch.chdir(tmp_path)
-    with Cluster(inside=True) as cluster:
-        assert "2 ranks, 2 nodes of Flux job fABC" in repr(cluster)
-        assert cluster.run(my_rank) == [3, 3]
-    ran = (tmp_path / "ran").read_text()
-    assert ran.startswith("run --nodes=2 --setopt=cpu-affinity=off --setopt=exit-on-error -n 2 ")
 
 
 @pytest.mark.timeout(240)

