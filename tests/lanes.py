@@ -54,12 +54,16 @@ TRAINED = [2, *long(1, 3)]
 
 @dataclass(frozen=True)
 class Lane:
-    """One lane: its limit on two quiet cores (s), tests at a time, whether `make test` has it."""
+    """One lane: its limit on two quiet cores (s), tests at a time, whether `make test` has it.
+
+    `dist` is how its workers share the tests: "loadfile", or "load" where they are few and long.
+    """
 
     name: str
     limit_s: float
     workers: int = 1
     test: bool = False
+    dist: str = "loadfile"
     files: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -79,9 +83,7 @@ def load(path: Path = BUDGET) -> tuple[dict[str, Lane], dict[str, dict[str, floa
     lanes = {}
     for name, given in budget["lanes"].items():
         taken = {file: seconds[name] for file, seconds in files.items() if name in seconds}
-        lanes[name] = Lane(
-            name, given["limit_s"], given["workers"], given.get("test", False), taken
-        )
+        lanes[name] = Lane(name, files=taken, **given)
     for file, seconds in files.items():
         if unknown := set(seconds) - set(lanes):
             raise pytest.UsageError(f"{path.name}: {file} is in unknown lanes {sorted(unknown)}")
@@ -167,7 +169,8 @@ def run_lane(lane: Lane, machine: str = "", limit_s: float | None = None) -> Res
     print(f"=== {lane.name}: {len(lane.files)} files, about {lane.seconds:.0f} s", flush=True)
     options = ["--lane", lane.name, "--durations", "15"]
     if lane.workers > 1:
-        options += ["-n", str(lane.workers), "--dist", "loadfile"]
+        options += ["-n", str(lane.workers), "--dist", lane.dist]
+        options += ["--maxschedchunk", "1"] * (lane.dist == "load")
     result = run(lane.name, options, env=env, limit_s=limit_s)
     again = [test for test in result.failed if test not in listed()]
     few = 0 < len(result.failed) <= MOST_AGAIN and not result.other
@@ -196,7 +199,7 @@ def enter(tests: Iterable[str], why: str) -> None:
 
 def record(path: Path, seconds: Mapping[str, Mapping[str, float]]) -> None:
     """Write new seconds (by file and lane) into the budget."""
-    _, files = load_unchecked(path)
+    files = tomllib.loads(path.read_text())["files"]
     for file, lanes in seconds.items():
         files[file] |= {lane: round(taken, 1) for lane, taken in lanes.items()}
     lines = [
@@ -205,12 +208,6 @@ def record(path: Path, seconds: Mapping[str, Mapping[str, float]]) -> None:
     ]
     head = path.read_text().partition("[files]\n")[0]
     path.write_text(f"{head}[files]\n" + "\n".join(lines) + "\n")
-
-
-def load_unchecked(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, float]]]:
-    """Return the tables of a budget as they are."""
-    budget = tomllib.loads(path.read_text())
-    return budget["lanes"], budget["files"]
 
 
 def summary(results: Iterable[Result]) -> int:
@@ -242,9 +239,7 @@ def note(results: Iterable[Result], seconds: float) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser("lanes.py", description=__doc__.partition("\n")[0])
     parser.add_argument("lanes", nargs="*", help="lanes; those of `make test`")
-    parser.add_argument(
-        "--parts", action="store_true", help="all lanes that `make test` leaves out"
-    )
+    parser.add_argument("--all", action="store_true", help="all lanes")
     parser.add_argument("--durations", action="store_true", help="renew the record")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -252,15 +247,12 @@ def main() -> int:
         os.environ[RECORD] = "1"
     machine = os.environ.get("MACHINE", "")
     if machine not in MACHINES:
-        raise SystemExit(
-            f"MACHINE must be one of {', '.join(filter(None, MACHINES))}, got {machine!r}"
-        )
+        known = ", ".join(filter(None, MACHINES))
+        raise SystemExit(f"MACHINE must be one of {known}, got {machine!r}")
     try:
         lanes, _ = load()
     except pytest.UsageError as error:
-        if not given.durations:
-            raise SystemExit(str(error)) from None
-        raise
+        raise SystemExit(str(error)) from None
     wanted = given.lanes or [lane for lane in lanes if given.all or lanes[lane].test]
     results: list[Result] = []
     begun_s = time.monotonic()
