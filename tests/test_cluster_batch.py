@@ -19,6 +19,7 @@ from dlguide.cli.batch import batch as command
 from dlguide.cluster import batch
 from dlguide.cluster.batch import Job, Profile, render
 from dlguide.cluster.batch.job import seconds_of
+from dlguide.errors import MissingComponentError
 
 assert command  # importing it adds the command
 SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
@@ -368,6 +369,17 @@ def test_a_batch_system_that_does_not_answer_is_named_with_what_was_submitted(
     ) as raised:
         batch.submit(Job("train.py", chain=3), Profile(), "job.sh")
     assert raised.value.__notes__ == ["Submitted before it: 17."]
+
+
+def test_a_batch_system_that_refuses_or_is_missing_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "qsub"
+    path.write_text("#!/bin/sh\necho 'connection refused' >&2\nexit 1\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match="qsub refuses the job: connection refused"):
+        batch.submit(Job("train.py"), Profile(scheduler="pbs"), "job.sh")
+    with pytest.raises(MissingComponentError, match="There is no sbatch here"):
+        batch.submit(Job("train.py"), Profile(), "job.sh")
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs"])

@@ -1,4 +1,4 @@
-"""`dlguide batch`: a script for Slurm, PBS or Kubernetes, and its submission if asked for."""
+"""`dlguide batch`: a script for Slurm or PBS, and its submission if asked for."""
 
 from __future__ import annotations
 
@@ -35,22 +35,15 @@ def batch(
     warn_s: Annotated[int, typer.Option(help="Seconds before the limit to save.")] = 120,
     chain: Annotated[int, typer.Option(help="Number of jobs, one after the other.")] = 1,
     inside: Annotated[bool, typer.Option(help="One process, with Cluster(inside=True).")] = False,
-    container: Annotated[
-        str, typer.Option(help="Image to run in, of Apptainer or a registry.")
-    ] = "",
+    container: Annotated[str, typer.Option(help="Image of Apptainer to run in.")] = "",
     definition: Annotated[
         Path | None, typer.Option(help="FILE.def for the image's definition, too.")
     ] = None,
     profile: Annotated[Path | None, typer.Option(help="The site, in TOML.")] = None,
-    scheduler: Annotated[str | None, typer.Option(help="slurm, pbs or kubernetes.")] = None,
-    kubernetes: Annotated[
-        bool, typer.Option(help="An MPIJob of Kubeflow: --scheduler kubernetes.")
-    ] = False,
+    scheduler: Annotated[str | None, typer.Option(help="slurm or pbs.")] = None,
     venv: Annotated[str | None, typer.Option(help="Virtual environment to activate.")] = None,
     output: Annotated[Path | None, typer.Option(help="File for the script.")] = None,
-    test_only: Annotated[
-        bool, typer.Option(help="Ask Slurm or Kubernetes whether it would run.")
-    ] = False,
+    test_only: Annotated[bool, typer.Option(help="Ask Slurm whether it would run.")] = False,
     submit: Annotated[bool, typer.Option(help="Submit it.")] = False,
 ) -> None:
     """Write a batch script and print it, with the line that submits it; submit only when asked."""
@@ -62,20 +55,15 @@ def batch(
         time, memory, exclusive, tuple(stage or ()), requeue, warn_s, chain=chain, inside=inside,
         container=container,
     )  # fmt: skip
-    must = "be kubernetes or left out beside `--kubernetes`"
-    fits = not kubernetes or scheduler in (None, "kubernetes")
-    require(fits, "scheduler", must, scheduler)
-    scheduler = "kubernetes" if kubernetes else scheduler
     site = jobs.Profile() if profile is None else jobs.read_profile(profile)
     given = {"scheduler": scheduler, "venv": venv}
     site = replace(site, **{key: value for key, value in given.items() if value is not None})
     needs_file = submit or test_only
-    file = "job.yaml" if site.scheduler == "kubernetes" else "job.sh"
     must = "name a file for what the batch system shall read"
-    require(output is not None or not needs_file, "output", must, output, f"Such as {file}.")
+    require(output is not None or not needs_file, "output", must, output, "Such as job.sh.")
     must = "be given with `--container` only"
     require(definition is None or bool(container), "definition", must, str(definition))
-    path = file if output is None else str(output)
+    path = "job.sh" if output is None else str(output)
     text = jobs.script(job, site, str(output.absolute()) if output else "")
     for name, written in (("output", output), ("definition", definition)):
         if written is not None:
@@ -86,8 +74,8 @@ def batch(
         print(text)
     else:
         output.write_text(text)
-        output.chmod(0o644 if site.scheduler == "kubernetes" else 0o755)
-        print(f"{'Manifest' if site.scheduler == 'kubernetes' else 'Script'}: {output}")
+        output.chmod(0o755)
+        print(f"Script: {output}")
     if test_only:
         print(jobs.try_out(site, path))
     if submit:

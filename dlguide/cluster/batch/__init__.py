@@ -1,4 +1,4 @@
-"""Jobs for Slurm, PBS and Kubernetes: described, validated, written, and submitted if asked."""
+"""Jobs for Slurm and PBS: described, validated, written, and submitted if asked."""
 
 from dlguide.cluster.batch.job import Job, Profile, read_profile
 from dlguide.cluster.batch.render import definition, script

@@ -17,13 +17,8 @@ NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 MEMORY = re.compile(r"\d+[KMGT]?")
 VARIABLE = re.compile(r"[A-Za-z_]\w*")
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-POD = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")
-NOT_IN_KUBERNETES = {
-    "stage", "requeue", "chain", "inside", "exclusive", "account", "partition", "gpu_type",
-    "modules", "venv", "setup", "binds", "options",
-}  # fmt: skip
 PLACES = ("{staged}", "{link}")  # replaced in arguments where the job runs
-SCHEDULERS = ("slurm", "pbs", "kubernetes")
+SCHEDULERS = ("slurm", "pbs")
 LAUNCHERS = ("mpiexec", "srun")
 PLACE = re.compile(r"[\w/.+:-]*(?:\$(?:\w+|\{\w+\})[\w/.+:-]*)*")
 WORD = re.compile(r"[\w/.+:@=,-]*")
@@ -54,8 +49,7 @@ class Job:
         chain: number of such jobs; each starts after the previous one has succeeded.
         inside: whether the program runs once, on the first node, and starts its ranks
             with `Cluster(inside=True)`.
-        container: Apptainer image in which the program runs, or for Kubernetes, which needs one,
-            the name of an image in a registry; "" for none.
+        container: Apptainer image in which the program runs; "" for none.
 
     Raises:
         ValueError: if a field is invalid.
@@ -201,7 +195,7 @@ class Profile:
     """How jobs are written for one site.
 
     Args:
-        scheduler: "slurm", "pbs" or "kubernetes".
+        scheduler: "slurm" or "pbs".
         account: project that pays; "" for the user's own.
         partition: Slurm's partition, or PBS' queue; "" for the site's default.
         gpu_type: what Slurm calls its GPUs, such as "p100"; "" to take any.
@@ -278,24 +272,6 @@ class Profile:
             fits = job.seconds <= seconds_of(self.max_time)
             then = "Ask for less, with `requeue` or in a `chain`."
             require(fits, "time", must, job.time, then)
-        if self.scheduler == "kubernetes":
-            self._require_kubernetes(job)
-
-    def _require_kubernetes(self, job: Job) -> None:
-        """Refuse what an `MPIJob` of Kubeflow has no place for, rather than leave it out."""
-        must = "name an image in a registry for Kubernetes"
-        then = "Such as registry.example.org/me/train:1."
-        require(bool(job.container), "container", must, job.container, then)
-        must = "be lower-case letters, digits and - for Kubernetes, at most 50, a letter first"
-        require(bool(POD.fullmatch(job.name)), "name", must, job.name, "Give a `name`.")
-        for given, plain in ((job, Job("job.py")), (self, Profile())):
-            for name in NOT_IN_KUBERNETES.intersection(each.name for each in fields(given)):
-                value, must = getattr(given, name), "be left out for Kubernetes"
-                then = "It belongs into the image or into the settings of the cluster."
-                require(value == getattr(plain, name), name, must, value, then)
-        for memory in filter(None, (job.memory, self.memory)):
-            must = "have a unit for Kubernetes, such as 60G"
-            require(memory[-1] in "KMGT", "memory", must, memory)
 
 
 def read_profile(path: str | os.PathLike[str]) -> Profile:

@@ -1,8 +1,7 @@
-"""A job as a script for Slurm or PBS or as a manifest for Kubernetes, and its Apptainer image."""
+"""A job as a script for Slurm or PBS, and its Apptainer image."""
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ _SHELL = {"{staged}": '"$STAGED"', "{link}": '"$DLGUIDE_LINK"'}
 
 
 def script(job: Job, profile: Profile | None = None, path: str = "") -> str:
-    """Return the batch script of a job, or its manifest for Kubernetes: an `MPIJob` of Kubeflow.
+    """Return the batch script of a job.
 
     It needs bash, the batch system and the program's software, nothing of this package.
 
@@ -31,8 +30,6 @@ def script(job: Job, profile: Profile | None = None, path: str = "") -> str:
     """
     profile = Profile() if profile is None else profile
     profile.require_fit(job)
-    if profile.scheduler == "kubernetes":
-        return _fill("mpijob.yaml.j2", job=job, **_mpijob(job, profile))
     slurm = profile.scheduler == "slurm"
     must = "be known for a PBS job that begins anew, since it submits itself"
     require(slurm or not job.requeue or bool(path), "output", must, path, "Name an `output`.")
@@ -127,31 +124,9 @@ def _fill(template: str, **values: Any) -> str:
         autoescape=False,  # it is bash, not HTML: what comes from outside goes through `q`
     )
     environment.filters |= {"q": shlex.quote, "hms": hours_minutes_seconds, "counted": _counted}
-    environment.filters["quoted"] = lambda value: json.dumps(value, ensure_ascii=False)
     environment.tests["archive"] = is_archive
     text = environment.get_template(template).render(values)
     return re.sub(r"\n{3,}", "\n\n", text)
-
-
-def _mpijob(job: Job, profile: Profile) -> dict[str, Any]:
-    """Return what the manifest has in other words than the job.
-
-    Ranks are not bound: a pod does not own the cores that it sees. Kubernetes would replace
-    `$(NAME)` in the words of the command; `$$` is its way to write one `$`.
-    """
-    line = launch_command.LaunchLine(ranks=str(job.ranks), per_node=str(job.ranks_per_node))
-    arguments = [each.replace("{link}", "1") for each in job.arguments]
-    words = [*launch_command.hydra(line), "python", job.program, *arguments]
-    limits = {"cpu": str(job.ranks_per_node * job.threads)}
-    if job.memory or profile.memory:
-        limits["memory"] = f"{job.memory or profile.memory}i"  # Slurm's G is 1024**3 bytes too
-    if job.gpus_per_node:
-        limits["nvidia.com/gpu"] = str(job.gpus_per_node)
-    return {
-        "command": [word.replace("$(", "$$(") for word in words],
-        "environment": {**_threads(job), **profile.environment, **job.environment},
-        "limits": limits,
-    }
 
 
 def _counted(count: int, what: str) -> str:

@@ -17,11 +17,6 @@ from dlguide.cluster.batch.job import Job, Profile
 from dlguide.cluster.batch.render import script
 from dlguide.errors import MissingComponentError, require, require_count, require_positive
 
-_PROGRAMS = {"slurm": "sbatch", "pbs": "qsub", "kubernetes": "kubectl"}
-_QUESTIONS = {
-    "slurm": ("sbatch", "--test-only"),
-    "kubernetes": ("kubectl", "create", "--dry-run=server", "-f"),
-}
 ANSWER_S = 60.0
 JOB_ID = "0"
 # Bash becomes the script, so that the signal reaches it as Slurm's would.
@@ -58,21 +53,18 @@ def submit(job: Job, profile: Profile, path: str) -> list[str]:
     for link in range(1, job.chain + 1):
         words = _words(job, profile, link, ids[-1] if ids else "")
         try:
-            said = _ask([*words, path], profile)
+            said = _ask([*words, path])
         except RuntimeError as error:
             if ids:
                 error.add_note(f"Submitted before it: {', '.join(ids)}.")
             raise
-        # PBS gives "123.server", Kubernetes "mpijob.kubeflow.org/name"; Slurm "123" or, with
-        # several clusters, "123;cluster"
+        # PBS gives "123.server"; Slurm "123" or, with several clusters, "123;cluster"
         ids.append(said.strip().splitlines()[-1].partition(";")[0])
     return ids
 
 
 def try_out(profile: Profile, path: str) -> str:
-    """Return the answer of Slurm or Kubernetes whether it would accept the script.
-
-    Slurm also says when the job could start.
+    """Return Slurm's answer whether it would accept the script, and when the job could start.
 
     Raises:
         ValueError: for PBS, which cannot answer that.
@@ -80,9 +72,9 @@ def try_out(profile: Profile, path: str) -> str:
         RuntimeError: if it would refuse the job.
     """
     then = "Leave out `--test-only` and read the script."
-    fits = profile.scheduler in _QUESTIONS
+    fits = profile.scheduler == "slurm"
     require(fits, "test_only", "be left out under PBS, which has none", True, then)
-    answer = _ask([*_QUESTIONS[profile.scheduler], path], profile)
+    answer = _ask(["sbatch", "--test-only", path])
     return re.sub(r"^sbatch: ", "", answer.strip(), flags=re.MULTILINE)
 
 
@@ -91,15 +83,13 @@ def _words(job: Job, profile: Profile, link: int, after: str) -> list[str]:
         words = ["sbatch", "--parsable"]
         words += [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"] if after else []
         return [*words, f"--export=ALL,DLGUIDE_LINK={link}"]
-    if profile.scheduler == "kubernetes":
-        return ["kubectl", "create", "-o", "name", "-f"]
     words = ["qsub"]
     words += ["-W", f"depend=afterok:{after}"] if after else []
     return [*words, "-v", f"DLGUIDE_LINK={link}"]
 
 
-def _ask(words: list[str], profile: Profile) -> str:
-    program = _PROGRAMS[profile.scheduler]
+def _ask(words: list[str]) -> str:
+    program = words[0]
     if shutil.which(program) is None:
         raise MissingComponentError(
             f"There is no {program} here. Copy the file to the cluster and submit it there."
