@@ -325,10 +325,7 @@ class StoredDataset(Sequence, ABC):
         number = int(number)
         if not -self.count <= number < self.count:
             raise IndexError(f"`number` must be below {self.count}, the samples there are.")
-        return self.read(number % self.count)
-
-    def read(self, number: int, checked: bool = False) -> Sample:
-        """Read one sample; `checked` looks at what is around it in the file."""
+        number %= self.count
         return self.verified(number, self.stored(number))
 
     def neighbours(self, first: int, count: int) -> list[Sample]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from google_crc32c import extend
 
 from dlguide.data.formats.dataset import (
     BLOCK,
@@ -25,21 +24,14 @@ from dlguide.data.formats.dataset import (
     open_file,
     read_exactly,
 )
-from dlguide.data.formats.sample import (
-    HEAD_NBYTES,
-    MalformedError,
-    Sample,
-    decode_rest,
-    encode,
-    find_data,
-)
+from dlguide.data.formats.sample import Sample, encode
 from dlguide.data.formats.writer import DatasetWriter
 from dlguide.errors import require_known
 
 # Files kept open at once; more would meet the limit of a process on data sets of many shards.
 _MOST_OPEN = 64
 _ENDS = 2**64 - 1
-# Larger records are read in three parts, of which one is the data: nothing copies it once more.
+# Larger records are read one at a time: cut out of a block that holds several they are copied.
 _LARGE = 1 << 15
 
 
@@ -272,39 +264,6 @@ class FramedDataset(StoredDataset):
     def stored(self, number: int) -> bytes:
         file, offset, nbytes, _ = self.index[number].tolist()
         return read_exactly(self._descriptor(file), nbytes, offset, self._paths[file])
-
-    def __iter__(self) -> Iterator[Sample]:
-        if (self.index["nbytes"] < _LARGE).any() or not self.count:
-            yield from super().__iter__()
-            return
-        self._require_open()
-        for number in range(self.count):
-            yield self.read(number, checked=True)
-
-    def read(self, number: int, checked: bool = False) -> Sample:
-        file, offset, nbytes, crc = self.index[number].tolist()
-        if nbytes < _LARGE:
-            return super().read(number)
-        descriptor, path = self._descriptor(file), self._paths[file]
-        before = self._framing.before_nbytes
-        start = read_exactly(descriptor, before + HEAD_NBYTES, offset - before, path)
-        place = find_data(start[before:], nbytes)
-        if place is None:
-            return super().read(number)
-        begin, end = place
-        data = read_exactly(descriptor, end - begin, offset + begin, path)
-        left = nbytes - end
-        last = read_exactly(descriptor, left + self._framing.after_nbytes, offset + end, path)
-        around, rest = (start[:before], last[left:]), last[:left]
-        if checked and around != self._framing.frame(nbytes, crc):
-            raise self.damaged(number, "its length or checksum in the file is wrong")
-        if extend(extend(crc32c(start[before : before + begin]), data), rest) != crc:
-            return super().read(number)  # which says what it found
-        try:
-            sample = decode_rest(data, rest, number)
-        except MalformedError as error:
-            raise self.damaged(number, str(error)) from error
-        return super().read(number) if sample is None else sample
 
     def records(self, checked: bool = False) -> Iterator[bytes]:
         """Read large parts of the files; the kernel reads ahead meanwhile."""

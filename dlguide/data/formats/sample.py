@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,12 +89,6 @@ message_type {
 _POOL = descriptor_pool.DescriptorPool()
 _POOL.Add(text_format.Parse(_PROTO, descriptor_pb2.FileDescriptorProto()))
 _Example = message_factory.GetMessageClass(_POOL.FindMessageTypeByName("dlguide.Example"))
-_Features = message_factory.GetMessageClass(_POOL.FindMessageTypeByName("dlguide.Features"))
-# What `encode` writes before the data: the lengths of what they lie in, each a varint.
-_VARINT = rb"([\x80-\xff]{0,9}[\x00-\x7f])"
-_BEFORE = re.compile(_VARINT.join([rb"\n", rb"\n", rb"\n\x04data\x12", rb"\n", rb"\n", b""]))
-HEAD_NBYTES = 64  # more than `_BEFORE` needs
-_SMALL = 4096
 _LISTS = {bytes: "bytes_list", float: "float_list", int: "int64_list"}
 
 
@@ -137,55 +130,16 @@ def encode(sample: Sample, number: int) -> bytes:
     return encode_features({**facts, "number": [number]})
 
 
-def find_data(head: bytes, nbytes: int) -> tuple[int, int] | None:
-    """Return where the data begins and ends in a message of `nbytes` bytes, from its first ones.
-
-    None where the message is not laid out as `encode` does.
-    """
-    found = _BEFORE.match(head)
-    if found is None:
-        return None
-    ends = []
-    for group, length in enumerate(found.groups(), 1):
-        value = 0
-        for byte in length[::-1]:
-            value = value << 7 | byte & 127
-        ends.append(found.end(group) + value)
-    whole, *inner = ends
-    end = inner[0]
-    return (found.end(), end) if whole == nbytes >= end and inner == [end] * 4 else None
-
-
 def decode(record: bytes, number: int) -> Sample:
     """Read the sample that a message holds."""
-    # Of a small message a copy of the data costs less than finding it.
-    place = find_data(record[:HEAD_NBYTES], len(record)) if len(record) >= _SMALL else None
-    if place is not None:
-        sample = decode_rest(record[place[0] : place[1]], record[place[1] :], number)
-        if sample is not None:
-            return sample
     found = _parsed(record)
-    data = found["data"].bytes_list.value
-    return _sample(data[0] if len(data) == 1 else None, found, number)
-
-
-def decode_rest(data: bytes, rest: bytes, number: int) -> Sample | None:
-    """Make a sample of its data and of the message after it; None if that has data, too."""
-    try:
-        found = _Features.FromString(rest).feature
-    except message.DecodeError as error:
-        raise MalformedError("it is no tf.train.Example") from error
-    return None if "data" in found else _sample(data, found, number)
-
-
-def _sample(data: bytes | None, found: Any, number: int) -> Sample:
     claimed, labels = found["number"].int64_list.value[:], found["labels"].int64_list.value[:]
     if claimed != [number]:
         raise MalformedError(f"it claims to be record {claimed}, not [{number}]")
-    key = found["key"].bytes_list.value
-    if data is None or len(key) != 1:
+    data, key = found["data"].bytes_list.value, found["key"].bytes_list.value
+    if len(data) != 1 or len(key) != 1:
         raise MalformedError("it has not one list of bytes `data` and one `key`")
     try:
-        return Sample(data, tuple(labels), key[0].decode())
+        return Sample(data[0], tuple(labels), key[0].decode())
     except UnicodeDecodeError as error:
         raise MalformedError(f"its key {key[0][:40]!r} is not UTF-8") from error
