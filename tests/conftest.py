@@ -92,8 +92,11 @@ def pytest_ignore_collect(collection_path, config):
     return None
 
 
-def lane_of(item, files):
-    """The lane of a test: its file's first, or where it is marked `long` the second or named."""
+def lane_of(item, files, test_lanes):
+    """The lane of a test: its file's first, or where it is marked `long` the second or named.
+
+    A file whose only lane is a part has all its tests there.
+    """
     name = listed_name(item.path)
     if name is None:
         return ""
@@ -103,7 +106,8 @@ def lane_of(item, files):
         )
     entry = list(files[name])
     mark = item.get_closest_marker("long")
-    lane = entry[0] if mark is None else (mark.args or entry[1:2] or [""])[0]
+    rest = entry[1:2] or (entry[:1] if entry[0] not in test_lanes else [""])
+    lane = entry[0] if mark is None else (mark.args or rest)[0]
     if lane not in entry:
         raise pytest.UsageError(
             f"{item.nodeid} is marked `long` for lane {lane!r}; tests/budget.toml lists {name} in "
@@ -114,10 +118,11 @@ def lane_of(item, files):
 
 def pytest_collection_modifyitems(config, items):
     """Keep the tests of the chosen lanes."""
-    chosen, files = config.getoption("--lane"), config.stash[BUDGET][1]
+    chosen, (known, files) = config.getoption("--lane"), config.stash[BUDGET]
+    test_lanes = [name for name, lane in known.items() if lane.test]
     kept, left = [], []
     for item in items:
-        item.stash[TEST_LANE] = lane_of(item, files)
+        item.stash[TEST_LANE] = lane_of(item, files, test_lanes)
         item.user_properties.append(("lane", item.stash[TEST_LANE]))
         (kept if not chosen or item.stash[TEST_LANE] in chosen else left).append(item)
     if left:

@@ -30,10 +30,14 @@ WORDS = {
     failures.aborts: r"rank 1 ended all ranks by MPI_Abort[\s\S]*MPI_Abort\(MPI_COMM_WORLD, 3\)",
     failures.makes_fewer_horovod_steps: r"rank 1 has not joined `\S*gradients\S*`",
 }
+OFTEN = (failures.raises, failures.is_killed, failures.is_frozen, failures.receives_first)
 # Loading TensorFlow on three ranks of two cores takes long, and shows no more than on two.
 CASES = [
     pytest.param(
-        ranks, fail, id=f"{fail.__name__}-{ranks}", marks=[pytest.mark.long] * (ranks == 3)
+        ranks,
+        fail,
+        id=f"{fail.__name__}-{ranks}",
+        marks=[pytest.mark.long] * (ranks == 3 or fail not in OFTEN),
     )
     for ranks in (2, 3)
     for fail in failures.KINDS

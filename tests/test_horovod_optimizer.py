@@ -87,7 +87,7 @@ def optimizers_on_ranks():
     return {name: compare(make, **settings) for name, (make, settings) in cases.items()}
 
 
-@pytest.fixture(scope="module", params=[3, *long(1, 2, 4)])
+@pytest.fixture(scope="module", params=[2, *long(3, 1, 4)])
 def trained(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     return on_ranks(request.param, optimizers_on_ranks, folder, timeout_s=500)
@@ -289,7 +289,7 @@ def gradients_on_ranks():
     return done
 
 
-@pytest.fixture(scope="module", params=[3, *long(1, 2, 4)])
+@pytest.fixture(scope="module", params=[2, *long(3, 1, 4)])
 def gradients(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("gradients")
     return on_ranks(request.param, gradients_on_ranks, folder, timeout_s=500)

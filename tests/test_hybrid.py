@@ -60,12 +60,12 @@ def trained_in_grids(layouts):
 @pytest.mark.parametrize(
     ("ranks", "layouts"),
     [
+        (2, [("pipeline", 2), ("tensor", 2)]),
         *long(
             (1, [("pipeline", 1), ("tensor", 1)]),
-            (2, [("pipeline", 1), ("pipeline", 2), ("tensor", 1), ("tensor", 2)]),
+            (3, [("pipeline", 1), ("pipeline", 3), ("tensor", 1), ("tensor", 3)]),
+            (4, [("pipeline", 2), ("tensor", 2), ("tensor", 4)]),
         ),
-        (3, [("pipeline", 1), ("pipeline", 3), ("tensor", 1), ("tensor", 3)]),
-        (4, [("pipeline", 2), ("tensor", 2), ("tensor", 4)]),
     ],
 )
 def test_grids_equal_the_whole_net_with_the_global_batch(tmp_path, ranks, layouts):

@@ -78,14 +78,15 @@ def item(name, *marks):
 
 def test_a_test_is_in_its_files_first_lane_or_in_the_one_that_its_mark_names(budget):
     _, files = lanes.load(budget)
-    assert conftest.lane_of(item("test_a.py"), files) == "unit"
-    assert conftest.lane_of(item("test_a.py", ()), files) == "ranks3"
-    assert conftest.lane_of(item("course/test_c.py", ("lessons-2",)), files) == "lessons-2"
+    assert conftest.lane_of(item("test_a.py"), files, ["unit"]) == "unit"
+    assert conftest.lane_of(item("test_a.py", ()), files, ["unit"]) == "ranks3"
+    for mark in ((), ("lessons-2",)):
+        assert conftest.lane_of(item("course/test_c.py", mark), files, ["unit"]) == "lessons-2"
     with pytest.raises(pytest.UsageError, match=r"tests/test_new.py is not listed"):
-        conftest.lane_of(item("test_new.py"), files)
+        conftest.lane_of(item("test_new.py"), files, ["unit"])
     for name, mark in (("test_b.py", ()), ("test_a.py", ("whole",))):
         with pytest.raises(pytest.UsageError, match="is marked `long` for lane"):
-            conftest.lane_of(item(name, mark), files)
+            conftest.lane_of(item(name, mark), files, ["unit"])
 
 
 def test_programs_that_start_ranks_are_seen_below_other_programs(tmp_path):

@@ -182,7 +182,7 @@ def gpt_in_stages():
     return found
 
 
-@pytest.mark.parametrize("ranks", [2, 3, *long(1, 4)])
+@pytest.mark.parametrize("ranks", [2, *long(3, 1, 4)])
 def test_a_gpt_in_stages_is_trained_as_by_one_process(tmp_path, ranks):
     everyone = on_ranks(ranks, gpt_in_stages, tmp_path)
     assert all(one == everyone[0] for one in everyone)

@@ -78,6 +78,7 @@ def test_slow_host_gets_as_many_samples_in_all():
 DENY = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
 
 
+@pytest.mark.long("lessons-2")
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("lesson", "near_its_end"),
