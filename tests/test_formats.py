@@ -173,11 +173,6 @@ def test_lmdb_and_hdf5_files_are_what_their_libraries_expect(tmp_path):
         with environment.begin() as transaction:
             values = [value for _, value in transaction.cursor()]
     assert [features(value)["data"][0] for value in values] == [s.data for s in SOME]
-    # where the index says that LMDB's values stand, they stand
-    with formats.open(path) as dataset:
-        contents = (path / "data.mdb").read_bytes()
-        places = [(offset, nbytes) for _, offset, nbytes, _ in dataset.index.tolist()]
-    assert [contents[offset : offset + nbytes] for offset, nbytes in places] == values
     path = write(tmp_path / "h", "hdf5", SOME)
     with h5py.File(path / "data.h5") as file:
         ends = file["ends"][:].tolist()

@@ -23,11 +23,9 @@ VERSION = 1
 BLOCK = 1 << 20
 _MOST_NBYTES = 1 << 26
 crc32c = google_crc32c.value
-_ROLES = ("data", "index", "structure", "list")
+_ROLES = ("data", "index", "structure", "list")  # "structure": of older data sets, not used
 # One row per sample: which data file, where its bytes begin there, how many, their checksum.
 ROW = np.dtype([("file", "<u4"), ("offset", "<u8"), ("nbytes", "<u8"), ("crc32c", "<u4")])
-# One row per part of a file that must be whole before a library may open it.
-RANGE = np.dtype([("offset", "<u8"), ("nbytes", "<u8"), ("crc32c", "<u4")])
 # With more damaged places than that the whole file has to be written again.
 MOST = 1000
 
@@ -293,6 +291,15 @@ class StoredDataset(Sequence, ABC):
         self.data = manifest.of_role("data")
         self.closed = False
 
+    def data_file(self) -> Path:
+        """Return the only data file, after looking whether it is one of the right length."""
+        if len(self.data) != 1:
+            raise self.damaged(None, "its manifest names another number of data files than 1")
+        path = self.folder / self.data[0].name
+        descriptor, _ = open_file(path, self.data[0].nbytes)
+        os.close(descriptor)
+        return path
+
     def check_bounds(self) -> None:
         """Refuse an index whose records do not lie in their files."""
         sizes = np.array([file.nbytes for file in self.data] or [0], np.uint64)
@@ -385,23 +392,3 @@ class StoredDataset(Sequence, ABC):
 
     def _require_open(self) -> None:
         require(not self.closed, "dataset", "be open", "a closed one", "Call `formats.open` again.")
-
-
-def check_structure(folder: Path, manifest: Manifest) -> Path:
-    """Make sure that a library can open the data file without being led astray by it."""
-    data, tables = manifest.of_role("data"), manifest.of_role("structure")
-    if len(data) != 1 or len(tables) != 1:
-        raise DamageError(Damage(str(folder), "its manifest names no table of the structure"))
-    rows = read_table(folder, tables[0], RANGE).tolist()
-    path = folder / data[0].name
-    descriptor, size = open_file(path, data[0].nbytes)
-    try:
-        for offset, nbytes, expected in rows:
-            if offset + nbytes > size:
-                raise DamageError(Damage(str(path), "is shorter than its structure", None, offset))
-            if crc32c(read_exactly(descriptor, nbytes, offset, path)) != expected:
-                what = f"its structure is damaged within these {nbytes} bytes"
-                raise DamageError(Damage(str(path), what, None, offset))
-    finally:
-        os.close(descriptor)
-    return path

@@ -1,4 +1,4 @@
-"""HDF5: all samples one after the other in one chunked array, checked before it is opened."""
+"""HDF5: all samples one after the other in one chunked array."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from dlguide.data.formats.dataset import (
     Manifest,
     ManifestFile,
     StoredDataset,
-    check_structure,
 )
-from dlguide.data.formats.writer import PackingWriter, hash_file, write_structure
+from dlguide.data.formats.writer import PackingWriter, hash_file
 
 DATA = "data.h5"
 RECORDS, ENDS = "records", "ends"
@@ -41,18 +40,14 @@ class Hdf5Writer(PackingWriter):
         )
 
     def finish(self) -> list[ManifestFile]:
-        """Close the file; note every part of it that is not a chunk of samples."""
+        """Write where the samples end, and close the file."""
         self.flush()
         rows = self.rows()
-        chunks: list[tuple[int, int]] = []
         with _os_errors():
             self._file[ENDS] = rows["offset"] + rows["nbytes"]
             self._file.flush()
-        if self.count:
-            self._records.id.chunk_iter(lambda chunk: chunks.append((chunk[2], chunk[3])))
         self._file.close()
-        path = self.folder / DATA
-        return [hash_file(path, "data", self.count), write_structure(path, chunks)]
+        return [hash_file(self.folder / DATA, "data", self.count)]
 
     def close(self) -> None:
         if not self._file:
@@ -74,7 +69,7 @@ class Hdf5Writer(PackingWriter):
 
 
 class Hdf5Dataset(StoredDataset):
-    """Reads samples through h5py, after all but the samples themselves has been checked.
+    """Reads samples through h5py, which follows the addresses in its file.
 
     The offset that errors name is the sample's place in the array `records`; HDF5 keeps it in
     chunks of `CHUNK_NBYTES` bytes.
@@ -85,8 +80,8 @@ class Hdf5Dataset(StoredDataset):
 
         super().__init__(folder, manifest)
         self.check_bounds()
-        path = check_structure(folder, manifest)
-        self.opens += 3  # the table, the file to check it, the file to read it
+        path = self.data_file()
+        self.opens += 2  # to check it, to read it
         try:
             # Locks would fail on file systems without them, and no process writes here.
             self._file = h5py.File(path, "r", locking=False)

@@ -1,4 +1,4 @@
-"""LMDB: a memory-mapped B+ tree, one key per sample, checked before it is mapped."""
+"""LMDB: a memory-mapped B+ tree, one key per sample."""
 
 from __future__ import annotations
 
@@ -11,23 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dlguide.data.formats.dataset import (
     Damage,
     DamageError,
     Manifest,
     ManifestFile,
     StoredDataset,
-    check_structure,
 )
-from dlguide.data.formats.writer import PackingWriter, hash_file, write_structure
+from dlguide.data.formats.writer import PackingWriter, hash_file
 from dlguide.errors import DataError
 
 DATA = "data.mdb"
 _FIRST_MAP_NBYTES = 1 << 24
 _LEAST_FREE_NBYTES = 1 << 20  # less is a full disk
-_HEAD_NBYTES = 16  # of a page
 
 
 class LmdbWriter(PackingWriter):
@@ -52,24 +48,13 @@ class LmdbWriter(PackingWriter):
         )
 
     def finish(self) -> list[ManifestFile]:
-        """Close the database; note where its values are and which pages LMDB will follow."""
         self.flush()
-        path = self.folder / DATA
         try:
             self._environment.sync(True)
-            offsets = _offsets_of_values(self._environment, path)
-            page_nbytes = self._environment.stat()["psize"]
         except self._error as error:
             raise self._cannot_write(error) from error
         self.close()
-        rows = self.rows("r+")
-        rows["offset"] = offsets
-        # Small values lie in the pages of the tree, large ones behind the head of their own pages.
-        large = rows[rows["offset"] % page_nbytes == _HEAD_NBYTES]
-        begins = large["offset"].astype(np.int64) - _HEAD_NBYTES
-        pages = -(-(large["nbytes"].astype(np.int64) + _HEAD_NBYTES) // page_nbytes)
-        own = list(zip(begins.tolist(), (pages * page_nbytes).tolist(), strict=True))
-        return [hash_file(path, "data", self.count), write_structure(path, own)]
+        return [hash_file(self.folder / DATA, "data", self.count)]
 
     def close(self) -> None:
         if self._environment is not None:
@@ -94,17 +79,6 @@ class LmdbWriter(PackingWriter):
         if shutil.disk_usage(self.folder).free < _LEAST_FREE_NBYTES:
             return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         return OSError(f"LMDB cannot write {path}: {error}")
-
-
-def _offsets_of_values(environment: Any, path: Path) -> list[int]:
-    """Return where in its file LMDB keeps each value: its address less that of the map."""
-    name = os.path.realpath(path).replace("\n", "\\012")
-    with open("/proc/self/maps", errors="surrogateescape") as maps:
-        lines = [line.rstrip("\n").split(maxsplit=5) for line in maps]
-    (start,) = (line[0].split("-")[0] for line in lines if line[5:] == [name])
-    with environment.begin(buffers=True) as transaction:
-        values = transaction.cursor().iternext(keys=False)
-        return [np.frombuffer(each, np.uint8).ctypes.data - int(start, 16) for each in values]
 
 
 # py-lmdb opens a file once in a process, so readers share it: environment and number of readers. A
@@ -140,9 +114,10 @@ def _give_back(key: tuple[int, int]) -> None:
 
 
 class LmdbDataset(StoredDataset):
-    """Reads samples through LMDB, after the pages that it follows have been checked.
+    """Reads samples through LMDB, which follows the pointers in its file without checking them.
 
-    Cannot be prevented: a file that is cut while it is mapped ends the process (SIGBUS).
+    So a damaged pointer, or a file that is cut while it is mapped, can end the process. Damaged
+    samples are reported by their checksums; `formats.verify` reads the file without LMDB.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -150,8 +125,8 @@ class LmdbDataset(StoredDataset):
 
         super().__init__(folder, manifest)
         self.check_bounds()
-        path = check_structure(folder, manifest)
-        self.opens += 3  # the table, the file to check it, the file to map it
+        path = self.data_file()
+        self.opens += 2  # to check it, to map it
         self._error = lmdb.Error
         try:
             environment, key = _take(path)
@@ -184,6 +159,10 @@ class LmdbDataset(StoredDataset):
                 number += 1
         except self._error as error:
             raise self.damaged(None, f"LMDB cannot read on at record {number}: {error}") from error
+
+    def place(self, number: int, file: int, offset: int) -> tuple[str, int | None]:
+        """Name no byte of the file: LMDB puts values where it likes."""
+        return self.data[0].name, None
 
     def close(self) -> None:
         if not self.closed:

@@ -39,6 +39,7 @@ _FORMATS: dict[str, tuple[Callable[..., DatasetWriter], type[StoredDataset]]] = 
     "hdf5": (Hdf5Writer, Hdf5Dataset),
 }
 KINDS = tuple(_FORMATS)
+_LIBRARIES = ("lmdb", "hdf5")  # their index has no places in the file
 Progress = Callable[[int, int], object]
 
 
@@ -74,7 +75,8 @@ def open_dataset(path: str | os.PathLike) -> StoredDataset:
 
     Checked at once: the manifest fits its own checksum, the index fits the manifest, and files
     have their length. So nothing is mapped that is shorter than it should be. Each record is
-    compared with its checksum when it is read.
+    compared with its checksum when it is read. LMDB and HDF5 follow pointers in their files: a
+    damaged one can end the process, so `verify` such a data set first where damage is likely.
 
     Returns:
         StoredDataset: `len`, `[number]`, a loop over all samples; to be used in a `with`.
@@ -132,7 +134,8 @@ def verify(path: str | os.PathLike, progress: Progress | None = None) -> Verific
     """Compare every file of a data set with its SHA-256 and find the place of what differs.
 
     It does not stop at the first damage: the report names each damaged record, with the byte
-    where it begins in its file (for HDF5 the chunk).
+    where it begins in its file. Of LMDB and HDF5 it names the file only, which it reads without
+    these libraries: a damaged pointer could end the process. Reading names the record.
 
     Args:
         path: the folder that `create` or `convert` wrote.
@@ -183,7 +186,7 @@ def verify(path: str | os.PathLike, progress: Progress | None = None) -> Verific
 def _first_lost(folder: Path, manifest: Manifest, file: ManifestFile, damage: Damage) -> Damage:
     """Add to a file of the wrong length which record is the first that is not whole in it."""
     data = manifest.of_role("data")
-    if file not in data or manifest.kind == "hdf5":
+    if file not in data or manifest.kind in _LIBRARIES:
         return damage
     try:
         size = os.stat(folder / file.name).st_size
@@ -203,6 +206,9 @@ def _places(
     """Find the damaged records of changed files; a file without any is reported whole."""
     damages = []
     data = [file for file in changed if file.role == "data"]
+    if data and manifest.kind in _LIBRARIES:
+        what = "does not fit the SHA-256 of its manifest"
+        return [Damage(str(folder / file.name), what) for file in changed]
     try:
         # Opening compares the manifest, the index and the files with each other.
         with open_dataset(folder) as dataset:

@@ -16,7 +16,6 @@ import numpy as np
 
 from dlguide.data.formats.dataset import (
     BLOCK,
-    RANGE,
     ROW,
     Manifest,
     ManifestFile,
@@ -27,8 +26,7 @@ from dlguide.data.formats.sample import Sample, encode, require_sample
 from dlguide.errors import LockHeldError, NoLocksError, require
 from dlguide.files import file_lock
 
-INDEX, STRUCTURE = "index.bin", "structure.bin"
-_PAGE_NBYTES = 4096  # of a file whose structure is checked: damage is reported by the page
+INDEX = "index.bin"
 
 
 class DatasetWriter(ABC):
@@ -105,12 +103,12 @@ class DatasetWriter(ABC):
     def close(self) -> None:
         """Close what is open, after an error; `begin` may not have come to its end."""
 
-    def rows(self, mode: str = "r") -> np.ndarray:
-        """Map the index of all samples; with "r+" offsets that are known only now can be set."""
+    def rows(self) -> np.ndarray:
+        """Map the index of all samples."""
         if not self.count:
             return np.zeros(0, ROW)
         self._index.flush()
-        return np.memmap(self.folder / INDEX, ROW, mode)
+        return np.memmap(self.folder / INDEX, ROW, "r")
 
     def __enter__(self) -> DatasetWriter:
         return self
@@ -195,26 +193,6 @@ def hash_file(path: Path, role: str, count: int) -> ManifestFile:
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return ManifestFile(path.name, role, path.stat().st_size, digest, count)
-
-
-def write_structure(data: Path, samples: list[tuple[int, int]]) -> ManifestFile:
-    """Write down the checksums of those parts of a file that a library follows blindly.
-
-    LMDB and HDF5 trust the pointers in their files: a wrong one ends the process or reads
-    somewhere else. A program that checks these parts before opening the file can open it safely.
-    They are all but `samples`, the offsets and lengths of parts that hold data alone.
-    """
-    rows, at, nbytes = [], 0, data.stat().st_size
-    with open(data, "rb") as file:
-        for offset, length in [*sorted(samples), (nbytes, 0)]:
-            for start in range(at, offset, _PAGE_NBYTES):
-                file.seek(start)
-                part = file.read(min(_PAGE_NBYTES, offset - start))
-                rows.append((start, len(part), crc32c(part)))
-            at = offset + length
-    path = data.with_name(STRUCTURE)
-    path.write_bytes(np.array(rows, RANGE).tobytes())
-    return hash_file(path, "structure", 0)
 
 
 def _require_free(path: Path) -> None:
