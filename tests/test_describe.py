@@ -18,14 +18,7 @@ from hypothesis import strategies as st
 
 from dlguide import machine
 from dlguide.machine import topology
-from dlguide.machine.topology import (
-    EXTENSIONS,
-    Machine,
-    format_cpus,
-    memory_bytes,
-    parse_cpus,
-    quota_cores,
-)
+from dlguide.machine.topology import EXTENSIONS, Machine, format_cpus, parse_cpus, quota_cores
 
 
 def describe(roots, cpus):
@@ -35,19 +28,13 @@ def describe(roots, cpus):
 @pytest.mark.parametrize("siblings", [True, False])
 def test_describe_counts_a_two_socket_xeon_with_hyperthreads(tmp_path, siblings):
     # without lists of siblings the pair (socket, core id) must tell, and core ids repeat
-    roots = tree(
-        tmp_path,
-        sockets=2,
-        cores=24,
-        threads=2,
-        siblings=siblings,
-        model="Intel(R) Xeon(R) Platinum 8160 CPU @ 2.10GHz",
-        flags="fpu sse4_2 avx f16c avx2 fma avx512f avx512bw",
-    )
+    model = "Intel(R) Xeon(R) Platinum 8160 CPU @ 2.10GHz"
+    flags = "fpu sse4_2 avx f16c avx2 fma avx512f avx512bw"
+    roots = tree(tmp_path, 2, 24, 2, siblings, model, flags)
     found = describe(roots, range(96))
     assert (found.sockets, found.numa_nodes) == (2, 2)
     assert (found.physical_cores, found.logical_cores, found.usable_cores) == (48, 96, 48)
-    assert found.processor == "Intel(R) Xeon(R) Platinum 8160 CPU @ 2.10GHz"
+    assert found.processor == model
     assert found.simd == ("sse4_2", "avx", "f16c", "fma", "avx2", "avx512f", "avx512bw")
     assert found.caches == {"L1d": 32 * 1024, "L1i": 32 * 1024, "L2": 1024 * 1024}
     assert found.memory_bytes == 16 * 2**30
@@ -64,21 +51,26 @@ def test_a_core_has_one_number_in_every_process(tmp_path):
         assert describe(roots, [cpu]).cores == (everything[cpu],)
 
 
-def test_dies_of_one_socket_do_not_share_cores(tmp_path):
-    sys_root, proc_root = tree(tmp_path, cores=4, siblings=False)
-    for cpu in range(4):
-        write(sys_root / f"devices/system/cpu/cpu{cpu}/topology/core_id", cpu % 2)
-        write(sys_root / f"devices/system/cpu/cpu{cpu}/topology/die_id", cpu // 2)
-    assert describe((sys_root, proc_root), range(4)).physical_cores == 4
-
-
-def test_the_kernel_s_siblings_go_before_core_numbers(tmp_path):
-    # some virtual machines number every core 0
-    sys_root, proc_root = tree(tmp_path, cores=4, threads=2)
-    for cpu in range(8):
-        write(sys_root / f"devices/system/cpu/cpu{cpu}/topology/core_id", 0)
-    found = describe((sys_root, proc_root), range(8))
-    assert (found.physical_cores, found.logical_cores) == (4, 8)
+@pytest.mark.parametrize(
+    ("threads", "files", "physical"),
+    [
+        # dies of one socket do not share cores
+        (1, {"core_id": lambda cpu: cpu % 2, "die_id": lambda cpu: cpu // 2}, 4),
+        # the kernel's siblings go before core numbers: some virtual machines number every core 0
+        (2, {"core_id": lambda cpu: 0}, 4),
+        # numbers of -1 mean that the firmware does not say
+        (1, dict.fromkeys(("core_id", "die_id", "physical_package_id"), lambda cpu: -1), 4),
+    ],
+    ids=["dies", "siblings", "minus one"],
+)
+def test_odd_core_numbers_make_no_core_more_or_less(tmp_path, threads, files, physical):
+    roots = tree(tmp_path, cores=4, threads=threads, siblings=threads == 2)
+    for cpu in range(4 * threads):
+        for file, number in files.items():
+            write(roots[0] / f"devices/system/cpu/cpu{cpu}/topology/{file}", number(cpu))
+    found = describe(roots, range(4 * threads))
+    assert (found.sockets, found.physical_cores) == (1, physical)
+    assert found.logical_cores == 4 * threads
 
 
 def test_describe_counts_an_epyc_with_four_numa_nodes_on_one_socket(tmp_path):
@@ -91,9 +83,7 @@ def test_describe_counts_an_epyc_with_four_numa_nodes_on_one_socket(tmp_path):
     assert {core.numa for core in found.cores if core.core < 24} == {0}
     for core in found.cores:
         assert core.numa == core.cpu % 96 // 24
-    assert found.has("vnni")
-    assert found.has("bf16")
-    assert not found.has("amx")
+    assert [found.has(each) for each in ("vnni", "bf16", "amx")] == [True, True, False]
     # a job that got the second quarter of it
     part = describe(roots, [*range(24, 48), *range(120, 144)])
     assert (part.numa_nodes, part.physical_cores, part.logical_cores) == (1, 24, 48)
@@ -110,17 +100,13 @@ def test_describe_counts_a_hybrid_laptop(tmp_path):
             write(folder / "physical_package_id", 0)
             write(folder / "core_id", 4 * number if number < 6 else 24 + number)
             write(folder / "core_cpus_list", f"{pair[0]}-{pair[-1]}" if pair[1:] else pair[0])
-            info.append(
-                f"processor\t: {cpu}\nmodel name\t: Some Core\nflags\t: avx2 fma avx_vnni\n"
-            )
-    write(sys_root / "devices/system/cpu/online", "0-19")
+            info.append(f"processor\t: {cpu}\nflags\t: avx2 fma avx_vnni\n")
     write(proc_root / "cpuinfo", "\n".join(info))
     found = describe((sys_root, proc_root), range(20))
     assert (found.sockets, found.numa_nodes) == (1, 1)
     assert (found.physical_cores, found.logical_cores, found.usable_cores) == (14, 20, 14)
     assert [core.core for core in found.cores[:4]] == [0, 0, 1, 1]
-    assert found.has("vnni")
-    assert not found.has("avx512")
+    assert (found.has("vnni"), found.has("avx512")) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -140,21 +126,18 @@ def test_describe_reads_an_arm_server(tmp_path, maker, part, name):
     found = describe((sys_root, proc_root), range(144))
     assert found.processor == name
     assert (found.sockets, found.numa_nodes, found.physical_cores) == (2, 2, 144)
-    assert found.logical_cores == 144
-    for extension in ("neon", "sve", "bf16", "fp16", "dot"):
-        assert found.has(extension)
-    for extension in ("avx2", "avx512", "vnni", "amx"):
-        assert not found.has(extension)
+    assert {name for name in EXTENSIONS if found.has(name)} >= {"neon", "sve", "bf16", "fp16"}
+    assert not found.has("avx2")
 
 
 @pytest.mark.parametrize(
     "files",
     [
-        {"fs/cgroup/cpu.max": "350000 100000", "fs/cgroup/memory.max": 2**32},
+        {"cpu.max": "350000 100000", "memory.max": 2**32},
         {
-            "fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": 350000,
-            "fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": 100000,
-            "fs/cgroup/memory/memory.limit_in_bytes": 2**32,
+            "cpu,cpuacct/cpu.cfs_quota_us": 350000,
+            "cpu,cpuacct/cpu.cfs_period_us": 100000,
+            "memory/memory.limit_in_bytes": 2**32,
         },
     ],
     ids=["version 2", "version 1"],
@@ -162,13 +145,16 @@ def test_describe_reads_an_arm_server(tmp_path, maker, part, name):
 def test_describe_keeps_to_the_quota_of_a_container(tmp_path, files):
     # all 64 cores are in the affinity mask, but CPU time for 3.5 of them is paid for
     sys_root, proc_root = tree(tmp_path, sockets=2, cores=32)
-    groups = "0::/" if "fs/cgroup/cpu.max" in files else "5:cpu,cpuacct:/\n4:memory:/"
+    groups = "0::/" if "cpu.max" in files else "5:cpu,cpuacct:/\n4:memory:/"
     write(proc_root / "self/cgroup", groups)
     for file, text in files.items():
-        write(sys_root / file, text)
+        write(sys_root / "fs/cgroup" / file, text)
     found = describe((sys_root, proc_root), range(64))
     assert (found.physical_cores, found.quota_cores, found.usable_cores) == (64, 3.5, 3)
     assert found.memory_bytes == 2**32
+    file = "memory.max" if "cpu.max" in files else "memory/memory.limit_in_bytes"
+    write(sys_root / "fs/cgroup" / file, 2**63 - 4096)  # no limit
+    assert describe((sys_root, proc_root), range(64)).memory_bytes == 16 * 2**30
 
 
 def test_missing_topology_counts_each_cpu_as_a_core(tmp_path):
@@ -183,15 +169,6 @@ def test_cpuinfo_tells_cores_where_sys_is_hidden(tmp_path):
     _, proc_root = tree(tmp_path, sockets=2, cores=4, threads=2)
     found = machine.describe(tmp_path / "none", proc_root, cpus=range(16))
     assert (found.sockets, found.physical_cores, found.logical_cores) == (2, 8, 16)
-
-
-def test_numbers_of_minus_one_mean_that_the_firmware_does_not_say(tmp_path):
-    sys_root, proc_root = tree(tmp_path, cores=4, siblings=False)
-    for cpu in range(4):
-        for file in ("core_id", "die_id", "physical_package_id"):
-            write(sys_root / f"devices/system/cpu/cpu{cpu}/topology/{file}", -1)
-    found = describe((sys_root, proc_root), range(4))
-    assert (found.sockets, found.physical_cores) == (1, 4)
 
 
 def test_describe_names_the_gpus_of_both_drivers(tmp_path):
@@ -231,16 +208,7 @@ def test_a_machine_s_file_reads_back_equal(tmp_path):
         found.to_file(tmp_path / "machine.json")
         again = Machine.from_file(tmp_path / "machine.json")
         assert again == found
-        assert hash(again) == hash(found)
         assert again.onednn == found.onednn != ""
-
-
-def test_a_file_without_onednn_is_read(tmp_path):
-    found = describe(tree(tmp_path), range(2))
-    plain = json.loads(json.dumps(asdict(found)))
-    del plain["onednn"]
-    (tmp_path / "older.json").write_text(json.dumps(plain))
-    assert Machine.from_file(tmp_path / "older.json") == found
 
 
 @pytest.mark.parametrize(
@@ -268,18 +236,10 @@ def put(path, value):
 
 
 NONSENSE = {
-    "a list": (lambda plain: [1], r"at the top: expected an object with name, .*got \[1\]"),
     "unknown key": (put(["sokets"], 2), r"at sokets: expected only name, .*key of that name"),
-    "missing key": (
-        lambda plain: plain.pop("caches"),
-        r"at caches: expected sizes .*got 'nothing'",
-    ),
-    "missing count": (lambda plain: plain.pop("sockets"), r"at sockets: expected 2, .*'nothing'"),
+    "missing key": (lambda plain: plain.pop("caches"), r"at caches: expected sizes .*'nothing'"),
     "text for a number": (put(["sockets"], "two"), r"at sockets: expected 2, as .* got 'two'"),
-    "no core": (put(["physical_cores"], 0), r"at physical_cores: expected 8, .* got 0"),
-    "truth value": (put(["numa_nodes"], True), r"at numa_nodes: .* got True"),
     "no quota": (put(["quota_cores"], 0), r"at quota_cores: .*null for no limit, got 0"),
-    "oneDNN": (put(["onednn"], 5), r"at onednn: expected a text, got 5"),
     "simd": (put(["simd", 1], 5), r"at simd\[1\]: expected a text, got 5"),
     "no list": (put(["gpus"], "P100"), r"at gpus: expected a list of texts, got 'P100'"),
     "cache": (put(["caches", "L2"], -1), r"at caches\.L2: expected a size in bytes, got -1"),
@@ -287,16 +247,15 @@ NONSENSE = {
     "core's value": (put(["cores", 3, "numa"], -1), r"at cores\[3\]\.numa: .* at least 0, got -1"),
     "cpu twice": (put(["cores", 3, "cpu"], 2), r"at cores\[3\]\.cpu: expected .*once, got 2"),
     "counts disagree": (put(["logical_cores"], 17), r"at logical_cores: expected 16, .* got 17"),
-    "sockets disagree": (put(["sockets"], 3), r"at sockets: expected 2, as `cores` lists, got 3"),
 }
 
 
 @pytest.mark.parametrize(("harm", "text"), NONSENSE.values(), ids=NONSENSE)
 def test_nonsense_in_a_machine_s_file_is_named_by_its_place(tmp_path, harm, text):
     plain = json.loads(json.dumps(asdict(describe(tree(tmp_path, 2, 4, 2), range(16)))))
-    harmed = harm(plain)
+    harm(plain)
     path = tmp_path / "mine.json"
-    path.write_text(json.dumps(harmed if isinstance(harmed, list) else plain))
+    path.write_text(json.dumps(plain))
     with pytest.raises(ValueError, match=r"mine\.json, " + text):
         Machine.from_file(path)
 
@@ -318,7 +277,6 @@ def test_last_level_caches_that_are_shared_count_once(tmp_path):
     assert topology.caches(sys_root, 0)["L3"] == 2**25
     assert topology.last_level_cache_bytes(sys_root, range(8)) == 2**26
     assert topology.last_level_cache_bytes(sys_root, [1, 2]) == 2**25
-    assert topology.last_level_cache_bytes(tmp_path / "none", range(8)) == 0
 
 
 def test_clock_is_what_the_system_states(tmp_path):
@@ -337,22 +295,13 @@ def test_clock_is_what_the_system_states(tmp_path):
     ("files", "groups", "quota"),
     [
         ({"cpu.max": "max 100000"}, "0::/", None),
-        ({"cpu.max": "150000 100000"}, "0::/", 1.5),
         ({"cpu.max": "150000 100000"}, "", 1.5),
         ({"a/cpu.max": "200000 100000", "a/b/cpu.max": "max 100000"}, "0::/a/b", 2.0),
         ({"a/cpu.max": "200000 100000", "a/b/cpu.max": "50000 100000"}, "0::/a/b", 0.5),
         ({"cpu.max": "300000 100000"}, "0::/docker/not/mounted", 3.0),
         ({"other/cpu.max": "100000 100000"}, "0::/a", None),
         ({"cpu/cpu.cfs_quota_us": -1, "cpu/cpu.cfs_period_us": 100000}, "4:cpu:/", None),
-        ({"cpu/cpu.cfs_quota_us": 250000, "cpu/cpu.cfs_period_us": 100000}, "4:cpu:/", 2.5),
-        (
-            {
-                "cpu,cpuacct/job/cpu.cfs_quota_us": 200000,
-                "cpu,cpuacct/job/cpu.cfs_period_us": 100000,
-            },
-            "0::/\n4:cpu,cpuacct:/job",
-            2.0,
-        ),
+        ({"cpu/a/cpu.cfs_quota_us": 2, "cpu/a/cpu.cfs_period_us": 1}, "0::/\n4:cpu:/a", 2.0),
     ],
 )
 def test_quota_is_the_least_quota_around_the_process(tmp_path, files, groups, quota):
@@ -361,19 +310,6 @@ def test_quota_is_the_least_quota_around_the_process(tmp_path, files, groups, qu
     for file, text in files.items():
         write(sys_root / "fs/cgroup" / file, text)
     assert quota_cores(sys_root, proc_root) == quota
-
-
-@pytest.mark.parametrize(
-    ("file", "groups"),
-    [("memory.max", "0::/"), ("memory/memory.limit_in_bytes", "9:memory:/")],
-)
-def test_memory_is_no_more_than_the_control_group_allows(tmp_path, file, groups):
-    sys_root, proc_root = tree(tmp_path)
-    write(proc_root / "self/cgroup", groups)
-    write(sys_root / "fs/cgroup" / file, 2**31)
-    assert memory_bytes(sys_root, proc_root) == 2**31
-    write(sys_root / "fs/cgroup" / file, 2**63 - 4096)
-    assert memory_bytes(sys_root, proc_root) == 16 * 2**30
 
 
 @given(st.sets(st.integers(0, 300)))

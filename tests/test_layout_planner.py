@@ -28,9 +28,14 @@ def net(*layers):
     return Cost("net", 1, layers)
 
 
-def vgg(blocks, image=224):
+def of(plan, **sides):
+    return layout_planner.choose_layout(plan, **sides)
+
+
+def vgg19():
     """VGG by the table of its paper: 3 x 3 convolutions, pooling after each block, three dense."""
-    layers, side, channels = [], image, 3
+    layers, side, channels = [], 224, 3
+    blocks = [(2, 64), (2, 128), (4, 256), (4, 512), (4, 512)]
     for block, (repeats, filters) in enumerate(blocks, start=1):
         for number in range(1, repeats + 1):
             weights = 9 * channels * filters
@@ -47,17 +52,9 @@ def vgg(blocks, image=224):
     return net(*layers)
 
 
-VGG19 = vgg([(2, 64), (2, 128), (4, 256), (4, 512), (4, 512)])
-VGG16 = vgg([(2, 64), (2, 128), (3, 256), (3, 512), (3, 512)])
-
-
-def test_nets_of_this_test_have_the_published_parameters():
-    assert VGG19.trainable == 143_667_240
-    assert VGG16.trainable == 138_357_544
-
-
-@pytest.mark.parametrize("cost", [VGG16, VGG19], ids=["vgg16", "vgg19"])
-def test_vgg_on_8_ranks_has_the_shape_of_tofus_answer(cost):
+def test_vgg_on_8_ranks_has_the_shape_of_tofus_answer():
+    cost = vgg19()
+    assert cost.trainable == 143_667_240  # as published
     by_layer = next(one for one in layout_planner.plan_layout(cost, 8, USUAL, 64) if one.layers)
     shared = dict(by_layer.layers)
     for name, ranks in shared.items():
@@ -132,24 +129,7 @@ def test_memory_is_shared_as_the_weights_and_the_batch_are():
     assert "does not fit" in layout_planner.layout_table(ranked)
 
 
-def test_times_of_data_and_tensor_are_those_of_the_ring():
-    machine = RankSpeeds(1e12, 1e-6, 1e9, 1e12)
-    cost = net(layer("a", 0, 100, 10_000, 10_000), layer("b", 0, 50, 5_000, 5_000))
-    found = {one.name: one.exchange_s for one in layout_planner.plan_layout(cost, 2, machine, 8)}
-    data = 2 * 0.5 * 4 * 15_000 / 1e9 + 2 * 2 * 1e-6
-    assert found["data 2"] == pytest.approx(data)
-    tensor = 2 * 0.5 * 8 * 400 / 1e9 + 2 * 2 * 1e-6
-    assert found["tensor 2"] == pytest.approx(tensor)
-    (alone,) = layout_planner.plan_layout(cost, 1, machine, 8)
-    assert alone.exchange_s == 0
-
-
 GPT = GPTShape(16, 40, 24, 4, 2, 20, 6)
-WIDE = 1e30
-
-
-def of(plan, **sides):
-    return layout_planner.choose_layout(plan, **sides)
 
 
 def test_every_layout_of_a_gpt_divides_it_and_the_ranks_once():
@@ -204,15 +184,13 @@ def test_recomputation_repeats_the_messages_of_the_forward_pass():
     """Six allreduces in a block instead of four (arXiv:1910.02054, section 8)."""
     net, a, b, batch = GPT, 1e-6, 1e9, 8
     machine = RankSpeeds(1e12, a, b, 1e12)
-    stream = 2 * net.length * net.width
     usual, again = (
         layout_planner.plan_layout(net, 2, machine, batch, recompute=each) for each in (False, True)
     )
-    allreduce = 2 * (a + 0.5 * batch * stream / b)
-    assert of(usual, tensor=2).exchange_s == pytest.approx((4 * net.layers + 1) * allreduce)
-    assert of(again, tensor=2).exchange_s == pytest.approx((6 * net.layers + 1) * allreduce)
-    ring = net.layers * (a + 0.5 * batch * stream / b)  # keys and values, once around
-    for sides, more in (({"context": 2}, ring), ({"data": 2}, 0.0), ({"pipeline": 2}, 0.0)):
+    ring = net.layers * (a + 0.5 * batch * 2 * net.length * net.width / b)
+    more_s = {"tensor": 4 * ring, "context": ring, "data": 0.0, "pipeline": 0.0}
+    for side, more in more_s.items():
+        sides = {side: 2}
         seconds = of(again, **sides).exchange_s - of(usual, **sides).exchange_s
         assert seconds == pytest.approx(more, abs=1e-12)
 
@@ -297,19 +275,20 @@ def test_plans_of_the_llama_herd_fit_where_they_ran():
     ("sides", "words"),
     [
         ({"data": 4, "tensor": 4}, "must have the 8 ranks there are, got .*4, which needs 16"),
-        ({"tensor": 4, "data": 2}, "must divide the net and its batch, got 'data 2 x tensor 4'"),
-        ({"tensor": 4, "data": 2}, "nearest layout that works: data 4 x tensor 2"),
+        (
+            {"tensor": 4, "data": 2},
+            "must divide the net and its batch, got 'data 2 x tensor 4'.* works: data 4 x tensor 2",
+        ),
         ({"pipeline": 8}, "must divide the net .* works: data 2 x pipeline 4"),
         ({"data": 8}, "must fit into memory, got 'data 8 with .* works: data 4 x tensor 2"),
     ],
 )
 def test_a_layout_that_cannot_be_names_the_nearest_that_works(sides, words):
     plan = layout_planner.plan_layout(GPT, 8, FREE, 16)
-    room = max(one.memory_bytes for one in plan) - 1
-    small = RankSpeeds(1e12, 0.0, WIDE, room)
-    plan = layout_planner.plan_layout(GPT, 8, small, 16)
-    with pytest.raises(ValueError, match=words):
-        of(plan, **sides)
-    none = layout_planner.plan_layout(GPT, 8, RankSpeeds(1e12, 0.0, WIDE, 1.0), 16)
-    with pytest.raises(ValueError, match="Nothing fits: use more ranks"):
-        of(none, **sides)
+    for room, text in (
+        (max(one.memory_bytes for one in plan) - 1, words),
+        (1.0, "Nothing fits: use more ranks"),
+    ):
+        plan = layout_planner.plan_layout(GPT, 8, RankSpeeds(1e12, 0.0, 1e30, room), 16)
+        with pytest.raises(ValueError, match=text):
+            of(plan, **sides)
