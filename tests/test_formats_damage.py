@@ -129,7 +129,7 @@ def test_every_flipped_bit_is_reported_with_its_file_and_no_wrong_sample_is_read
 
 
 @pytest.mark.parametrize("kind", FRAMINGS)
-def test_flipped_bits_of_large_records_which_are_read_in_parts_are_reported(kind, tmp_path):
+def test_flipped_bits_of_large_records_are_reported(kind, tmp_path):
     path, draw = written(tmp_path, kind, LARGE), random.Random(6)
     (file,) = files_of(path, "data")
     with formats.open(path) as dataset:
