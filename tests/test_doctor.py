@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -31,65 +32,41 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
-def by_name(findings):
-    return {finding.name: finding for finding in findings}
-
-
-@pytest.fixture(scope="module")
-def healthy():
-    env = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("OMP_", "TF_NUM", "PYTHONPATH", "KERAS", "PMI"))
-    }
+def test_healthy_machine_has_no_failure():
+    strays = ("OMP_", "TF_NUM", "PYTHONPATH", "KERAS", "PMI")
+    env = {name: text for name, text in os.environ.items() if not name.startswith(strays)}
     code = "from dlguide import doctor\nprint(doctor.report(doctor.examine(), as_json=True))"
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
-    return [CheckResult(**record) for record in json.loads(done.stdout)]
-
-
-def test_healthy_machine_has_no_failure(healthy):
-    assert [str(finding) for finding in healthy if finding.ok is False] == []
-
-
-def test_every_check_is_reported_once(healthy):
-    names = [finding.name for finding in healthy]
-    assert len(names) == len(set(names)) >= len(doctor.CHECKS)
-    assert names[0] == "Python"
+    found = [CheckResult(**record) for record in json.loads(done.stdout)]
+    assert [str(each) for each in found if each.ok is False] == []
+    assert len(found) >= len(doctor.CHECKS)
 
 
 def test_report_shows_the_command_below_what_fails_only():
     text = doctor.report(
         [CheckResult("a", True, "x", "nothing"), CheckResult("b", False, "y", "make b")]
     )
-    lines = text.splitlines()
-    assert lines[0].split() == ["ok", "a", "x"]
-    assert lines[1].split() == ["FAIL", "b", "y"]
-    assert lines[2].strip() == "fix: make b"
-    assert lines[3] == "1 of 2 fail."
+    assert [line.split() for line in text.splitlines()] == [
+        ["ok", "a", "x"], ["FAIL", "b", "y"], ["fix:", "make", "b"], ["1", "of", "2", "fail."],
+    ]  # fmt: skip
     assert doctor.report([CheckResult("a", True, "x")]).endswith("works.")
 
 
-def test_check_that_breaks_is_a_failure_and_the_others_are_reported():
+def test_check_that_breaks_or_never_answers_does_not_hold_the_others():
     def breaks(limit_s):
         raise OSError("the disk is on fire")
 
-    findings = doctor.examine(5, [("Fire", breaks), ("Python", software.python)])
-    assert [finding.name for finding in findings] == ["Fire", "Python"]
-    assert findings[0].ok is False
-    assert findings[0].found == "OSError: the disk is on fire"
+    def stuck(limit_s):
+        threading.Event().wait()
 
-
-def test_check_that_never_answers_does_not_hold_the_others():
-    begin = time.monotonic()
-    findings = doctor.examine(
-        0.2, [("Stuck", lambda limit_s: threading.Event().wait()), ("Python", software.python)]
-    )
-    assert time.monotonic() - begin < 30
-    assert by_name(findings)["Python"].ok
-    assert "no answer within 0.2 s" in by_name(findings)["Stuck"].found
+    checks = [("Fire", breaks), ("Stuck", stuck), ("Python", software.python)]
+    fire, late, python = doctor.examine(0.2, checks)
+    assert (fire.name, fire.ok, fire.found) == ("Fire", False, "OSError: the disk is on fire")
+    assert "no answer within 0.2 s" in late.found
+    assert python.ok
 
 
 def test_doctor_itself_loads_neither_tensorflow_nor_mpi():
@@ -106,16 +83,12 @@ def test_doctor_itself_loads_neither_tensorflow_nor_mpi():
 
 def test_mpiexec_that_hangs_is_ended_with_all_it_started(tmp_path):
     launcher = script(tmp_path / "mpiexec", "sleep 613 & sleep 613")
-    begin = time.monotonic()
     finding = mpi.mpiexec(1.0, launcher)
-    assert time.monotonic() - begin < 15
     assert finding.ok is False
     assert finding.found == f"{launcher} did not end within 1 s"
     assert finding.fix == "make setup"
-    assert not [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if process.info["cmdline"] == ["sleep", "613"]
+    assert ["sleep", "613"] not in [
+        each.info["cmdline"] for each in psutil.process_iter(["cmdline"])
     ]
 
 
@@ -183,7 +156,7 @@ def test_environment_without_clone_or_conda_never_asks_an_index_for_our_name(tmp
     absent = {"psutil": None, "dlcourse": None}
     monkeypatch.setattr(software, "installed_version", lambda name: absent.get(name, "2.21.0"))
     monkeypatch.setattr(software, "pins", dict)
-    finding = by_name(software.packages(LIMIT_S))["Packages"]
+    (finding,) = (each for each in software.packages(LIMIT_S) if each.name == "Packages")
     assert finding.ok is False
     assert "pip install" in finding.fix
     assert "'psutil>=7'" in finding.fix
@@ -195,14 +168,12 @@ def test_environment_without_clone_or_conda_never_asks_an_index_for_our_name(tmp
     [
         ({}, True, "no variable"),
         ({"KERAS_BACKEND": "jax"}, False, "KERAS_BACKEND"),
-        ({"KERAS_BACKEND": "tensorflow"}, True, "no variable"),
         ({"TF_USE_LEGACY_KERAS": "1"}, False, "TF_USE_LEGACY_KERAS"),
-        ({"TF_USE_LEGACY_KERAS": "0"}, True, "no variable"),
+        ({"TF_USE_LEGACY_KERAS": "0", "KERAS_BACKEND": "tensorflow"}, True, "no variable"),
         ({"OMP_NUM_THREADS": "4,2"}, False, "OMP_NUM_THREADS"),
         ({"OMP_NUM_THREADS": "4096"}, None, "OMP_NUM_THREADS"),
         ({"OMP_NUM_THREADS": "1"}, True, "no variable"),
         ({"PMI_RANK": "0"}, False, "PMI_RANK"),
-        ({"PYTHONHOME": "/usr"}, False, "PYTHONHOME"),
         ({"LD_PRELOAD": "/opt/libmpi.so"}, False, "LD_PRELOAD"),
     ],
 )
@@ -213,19 +184,13 @@ def test_stray_variable_is_reported_with_unset(variables, ok, word, tmp_path):
     assert finding.fix == ("" if ok else f"unset {word}")
 
 
-def test_pythonpath_with_another_keras_is_reported(tmp_path):
-    variables = {"HOME": str(tmp_path), "PYTHONPATH": f"/nowhere:{tmp_path}"}
-    assert host.environment(LIMIT_S, variables).ok is True
+def test_another_keras_and_the_user_s_keras_settings_are_reported(tmp_path):
     (tmp_path / "keras").mkdir()
-    finding = host.environment(LIMIT_S, variables)
-    assert finding.ok is False
-    assert finding.found == f"PYTHONPATH: {tmp_path} hides keras"
-
-
-def test_keras_settings_of_the_user_are_read(tmp_path):
+    variables = {"HOME": str(tmp_path), "PYTHONPATH": f"/nowhere:{tmp_path}"}
+    assert host.environment(LIMIT_S, variables).found == f"PYTHONPATH: {tmp_path} hides keras"
     (tmp_path / ".keras").mkdir()
     path = tmp_path / ".keras" / "keras.json"
-    variables = {"HOME": str(tmp_path)}
+    variables = {"HOME": str(tmp_path), "PYTHONPATH": "/nowhere"}
     for text, ok in (('{"backend": "torch"}', False), ('{"backend": "tensorflow"}', True)):
         path.write_text(text)
         assert host.environment(LIMIT_S, variables).ok is ok
@@ -242,11 +207,8 @@ def test_damaged_data_file_is_named_with_its_fix(tmp_path, monkeypatch):
     damaged[1000] ^= 1
     path.write_bytes(damaged)
     finding = host.data_files(LIMIT_S)
-    assert finding.ok is False
+    assert (finding.ok, finding.fix) == (False, "git checkout -- data")
     assert path.name in finding.found
-    assert finding.fix == "git checkout -- data"
-    path.unlink()
-    assert host.data_files(LIMIT_S).ok is False
 
 
 def test_leftover_process_is_found_and_its_end_too():
@@ -267,51 +229,36 @@ def test_leftover_process_is_found_and_its_end_too():
     assert str(process.pid) not in host.leftovers(LIMIT_S).found
 
 
-def test_little_memory_fails_with_what_ranks_need(monkeypatch):
-    class Free:
-        available = 10**9
-
-    monkeypatch.setattr(psutil, "virtual_memory", Free)
-    finding = host.memory(LIMIT_S)
-    assert finding.ok is False
-    assert "two ranks need 1.4 GB" in finding.found
-    Free.available = 25 * 10**8
-    finding = host.memory(LIMIT_S)
-    assert finding.ok is None
-    assert "room for 3 ranks" in finding.found
+LITTLE = {
+    # check: (what the system answers, the verdict, a part of what is found or of the fix)
+    "memory for one": (host.memory, 10**9, False, "two ranks need 1.4 GB"),
+    "memory for three": (host.memory, 25 * 10**8, None, "room for 3 ranks"),
+    "disk": (host.disk, 10**8, False, "GB"),
+    "shared memory": (host.shared_memory, 10**8, None, "remount"),
+    "no shared memory": (host.shared_memory, 10**7, False, "remount"),
+    "one core": (host.cores, {min(os.sched_getaffinity(0))}, None, "1 to use"),
+    "loopback": (host.loopback, OSError(101, "unreachable"), False, "sudo ip link set lo up"),
+}
 
 
-def test_full_disk_fails(monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10, 9, 10**8))
-    assert host.disk(LIMIT_S).ok is False
-    finding = host.shared_memory(LIMIT_S)
-    assert finding.ok is None
-    assert "remount" in finding.fix
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10, 9, 10**7))
-    assert host.shared_memory(LIMIT_S).ok is False
+@pytest.mark.parametrize("case", LITTLE)
+def test_what_is_too_little_is_reported_with_its_fix(case, monkeypatch):
+    check, there, ok, words = LITTLE[case]
 
-
-def test_loopback_that_is_down_fails(monkeypatch):
     def down(*arguments, **options):
-        raise OSError(101, "Network is unreachable")
+        raise there
 
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=there))
+    usage = lambda place: shutil._ntuple_diskusage(10, 9, there)  # noqa: E731
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    if check is host.cores:
+        monkeypatch.undo()
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process: there)
     monkeypatch.setattr("socket.create_connection", down)
-    finding = host.loopback(LIMIT_S)
-    assert finding.ok is False
-    assert finding.fix == "sudo ip link set lo up"
-
-
-def test_one_core_is_a_note():
-    code = (
-        "import os\n"
-        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-        "from dlguide.doctor import host\n"
-        "finding = host.cores(1)\n"
-        "assert finding.ok is None and finding.fix, finding\n"
-        "assert finding.found.startswith('1 to use'), finding"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    finding = check(LIMIT_S)
+    assert finding.ok is ok
+    assert words in f"{finding.found} {finding.fix}"
+    assert finding.fix
 
 
 def test_kernel_of_another_environment_is_reported(tmp_path, monkeypatch):
@@ -329,6 +276,5 @@ def test_kernel_of_another_environment_is_reported(tmp_path, monkeypatch):
 def test_libraries_that_do_the_work_are_named():
     finding = software.libraries(60)
     assert finding.ok is True, finding
-    for role in ("BLAS: ", "deep learning: ", "threads: ", "messages: MPI"):
+    for role in ("BLAS: ", "deep learning: ", "threads: ", "messages: MPI", "TensorFlow"):
         assert role in finding.found
-    assert "TensorFlow" in finding.found

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -49,9 +48,8 @@ def foreign(request, tmp_path, monkeypatch):
 @pytest.fixture
 def script(tmp_path):
     def of(text):
-        path = tmp_path / "script.py"
-        path.write_text(text)
-        return str(path)
+        (tmp_path / "script.py").write_text(text)
+        return str(tmp_path / "script.py")
 
     return of
 
@@ -99,7 +97,6 @@ def test_an_mpi_is_found_in_its_prefix_and_mpich_in_the_environment_too(tmp_path
 @pytest.mark.parametrize("start", [
     lambda: Cluster(2, mpi="openmpi"),
     lambda: run_script(__file__, mpi="openmpi"),
-    lambda: bench.mpis(["mpich", "openmpi"]),
     lambda: allreduce_command(mpi="mpich, openmpi"),
 ])  # fmt: skip
 def test_an_mpi_that_is_not_installed_is_refused_with_the_next_step(start, tmp_path, monkeypatch):
@@ -115,7 +112,7 @@ def test_an_mpi_that_is_not_installed_is_refused_with_the_next_step(start, tmp_p
     ("start", "text"),
     [
         (lambda: Cluster(2, mpi="openmp"), "one of intel, mpich, openmpi, .* Did you mean openmpi"),
-        (lambda: bench.mpis(["mpich", "mpich"]), "name at least one MPI, each once"),
+        (lambda: allreduce_command(mpi="mpich, mpich"), "name at least one MPI, each once"),
         (lambda: run_script(__file__, mpi="mvapich"), "`mpi` must be one of intel, mpich"),
         (
             lambda: allreduce_command(mpi="mpich", library_algorithms=True),
@@ -133,19 +130,15 @@ def test_bad_names_are_refused(start, text, tmp_path, monkeypatch):
 
 
 def test_a_cluster_notices_a_foreign_launcher(foreign):
-    begin = time.monotonic()
     with pytest.raises(ValueError, match=WORLD):
         Cluster(2)
-    assert time.monotonic() - begin < 50
     assert not ours()
 
 
-@pytest.mark.parametrize("text", [ALONE, f"{ALONE}\nimport time; time.sleep(60)"])
+@pytest.mark.parametrize("text", [ALONE, f"{ALONE}\nimport time; time.sleep(600)"])
 def test_a_run_notices_a_foreign_launcher(foreign, script, text):
-    begin = time.monotonic()
-    with pytest.raises(ValueError, match=WORLD):
+    with pytest.raises(ValueError, match=WORLD):  # in less than the file's limit for a test
         run_script(script(text))
-    assert time.monotonic() - begin < 50
     assert not ours()
 
 
@@ -195,28 +188,19 @@ def test_a_wrong_sum_is_found_before_anything_is_timed():
         bench.check_sums(OneOfTwo(1), [8, 4096], ["library"])
 
 
-ROUNDS = bench.AllreduceComparison(
-    2,
-    "MPICH; Open MPI",
-    (
-        bench.AllreducePoint("MPICH", 1 << 21, (1e-3, 1e-3, 2e-3, 2e-3, 3e-3, 3e-3)),
-        bench.AllreducePoint("Open MPI", 1 << 21, (2e-3, 2e-3, 4e-3, 4e-3, 9e-3, 9e-3)),
-    ),
-    rounds=3,
-)
-
-
 def test_a_ratio_is_taken_within_each_round():
-    found = ROUNDS.ratio("Open MPI", "MPICH", 1 << 21)
-    assert (found.low, found.median, found.high) == pytest.approx((2.0, 2.0, 2.5))
+    mpich = bench.AllreducePoint("MPICH", 8, (1e-3, 1e-3, 2e-3, 2e-3, 3e-3, 3e-3))
+    other = bench.AllreducePoint("Open MPI", 8, (2e-3, 2e-3, 4e-3, 4e-3, 9e-3, 9e-3))
+    found = bench.AllreduceComparison(2, "both", (mpich, other), rounds=3)
+    ratio = found.ratio("Open MPI", "MPICH", 8)
+    assert (ratio.low, ratio.median, ratio.high) == pytest.approx((2.0, 2.0, 2.5))
 
 
 def test_the_command_measures_in_rounds(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(limits, "load", lambda: LIMITS)
     monkeypatch.setattr(limits.Limits, "with_memory_now", lambda own, _: own)
     allreduce_command(2, "64,1K", 2, mpi="mpich", rounds=2, output=tmp_path)
-    said = capsys.readouterr().out
-    assert "64 bytes: MPICH" in said
+    assert "64 bytes: MPICH" in capsys.readouterr().out
     assert (tmp_path / "allreduce-mpis.png").exists()
 
 
@@ -243,9 +227,8 @@ def horovod_sum():
     import dlguide.horovod as hvd
 
     hvd.init()
-    return float(hvd.allreduce(np.array([hvd.rank() + 1.0]), op=hvd.Sum, name="sum").numpy()[0]), (
-        MPI.Get_library_version()[:60]
-    )
+    total = hvd.allreduce(np.array([hvd.rank() + 1.0]), op=hvd.Sum, name="sum")
+    return float(total.numpy()[0]), MPI.Get_library_version()[:60]
 
 
 def fails(how):
@@ -280,18 +263,29 @@ each_mpi = pytest.mark.parametrize("name", mpi.KNOWN)
 
 @pytest.mark.long
 @each_mpi
-def test_ranks_give_the_right_sums_and_leave_nothing(name):
+def test_ranks_and_a_script_give_the_right_sums_and_leave_nothing(name, script):
     title = there(name).title
     before = left_behind()
+    called = {"mpich": "MPICH", "openmpi": "Open MPI", "intel": "Intel(R) MPI"}[name]
     with Cluster(2, mpi=name) as cluster:
         found = cluster.run(report)
         assert title in repr(cluster)
         assert ("Horovod needs MPICH" in repr(cluster)) == (name == "openmpi")
+        if name == "openmpi":
+            with pytest.raises(RankError, match="Horovod is built for MPICH and cannot run under"):
+                cluster.run(horovod_sum)
+        else:
+            sums = cluster.run(horovod_sum)
+            assert all(total == 3.0 and version.startswith(called) for total, version in sums)
     assert [each[1:] for each in found] == [(0, 2, True), (1, 2, True)]
-    called = {"mpich": "MPICH", "openmpi": "Open MPI", "intel": "Intel(R) MPI"}[name]
     assert all(each[0].startswith(called) for each in found)
     assert not ours()
     assert left_behind() <= before
+    done = dlguide("run", "-n", 2, "--mpi", name, script(SUM))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum 2") == 2
+    done = dlguide("run", "-n", 2, "--mpi", name, script(f"{SUM}\nimport os; os._exit(0)"))
+    assert done.returncode == 1
 
 
 @pytest.mark.long
@@ -307,37 +301,6 @@ def test_a_failing_rank_is_reported_and_the_next_call_starts_new_ranks(name, how
         assert [each[1:] for each in cluster.run(report)] == [(0, 2, True), (1, 2, True)]
     assert not ours()
     assert left_behind() <= before
-
-
-@pytest.mark.long
-@each_mpi
-def test_a_script_runs_under_each(name, script):
-    there(name)
-    done = dlguide("run", "-n", 2, "--mpi", name, script(SUM))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("sum 2") == 2
-    done = dlguide("run", "-n", 2, "--mpi", name, script(f"{SUM}\nimport os; os._exit(0)"))
-    assert done.returncode == 1
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["mpich", "intel"])
-def test_horovod_runs_on_mpich_and_on_intel_mpi(name):
-    there(name)
-    with Cluster(2, mpi=name) as cluster:
-        found = cluster.run(horovod_sum)
-    called = {"mpich": "MPICH", "intel": "Intel(R) MPI"}[name]
-    assert all(total == 3.0 and version.startswith(called) for total, version in found)
-
-
-@pytest.mark.long
-def test_horovod_is_refused_on_open_mpi():
-    there("openmpi")
-    with (
-        Cluster(2, mpi="openmpi") as cluster,
-        pytest.raises(RankError, match="Horovod is built for MPICH and cannot run under Open MPI"),
-    ):
-        cluster.run(horovod_sum)
 
 
 @pytest.mark.long
@@ -360,11 +323,3 @@ def test_the_library_of_mpich_under_open_mpis_launcher_is_explained(monkeypatch,
         Cluster(2)
     with pytest.raises(RankError, match="Launcher and library must be of one MPI: unset"):
         run_script(script(ALONE))
-
-
-@pytest.mark.long
-def test_all_are_measured_in_turns():
-    names = [each.name for each in mpi.installed()]
-    found = bench.mpis(names, 2, [8, 1 << 20], repeats=3, rounds=2)
-    assert len(found.points) == 2 * len(names)
-    assert all(len(point.seconds) == 6 for point in found.points)
