@@ -18,7 +18,6 @@ from dlguide.cli.app import app
 from dlguide.cli.batch import batch as command
 from dlguide.cluster import batch
 from dlguide.cluster.batch import Job, Profile, render
-from dlguide.cluster.batch.job import seconds_of
 from dlguide.errors import MissingComponentError
 
 assert command  # importing it adds the command
@@ -42,26 +41,24 @@ CASES = {
     "container": (LARGE.but(container="my image.sif"), SITE),
     "inside": (Job("a lesson.ipynb", inside=True, name="lesson", ranks_per_node=2), Profile()),
     "inside, anew": (Job("train.py", inside=True, requeue=True), SITE),
-    "pbs": (Job("train.py", nodes=3), PBS),
     "pbs, all of it": (LARGE, PBS),
     "pbs, inside": (Job("train.py", inside=True, nodes=2, ranks_per_node=4), PBS),
 }
-
-
-def directives(text, sign="#SBATCH "):
-    """What the lines for the batch system ask for, by option."""
-    lines = [line.removeprefix(sign) for line in text.splitlines() if line.startswith(sign)]
-    return {line.partition("=")[0]: line.partition("=")[2] for line in lines}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_scripts_are_bash_that_shellcheck_has_nothing_against(case, tmp_path):
     path = tmp_path / "job.sh"
     path.write_text(batch.script(*CASES[case], path="/home/me/my jobs/job.sh"))
-    done = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    done = subprocess.run([SHELLCHECK, path], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "")
+    for words in (["bash", "-n"], [SHELLCHECK]):
+        done = subprocess.run([*words, path], capture_output=True, text=True)
+        assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def directives(text):
+    """What the lines for the batch system ask for, by option."""
+    lines = [line[8:] for line in text.splitlines() if line.startswith("#SBATCH ")]
+    return {line.partition("=")[0]: line.partition("=")[2] for line in lines}
 
 
 def test_directives_stand_before_the_first_command_and_say_what_was_asked():
@@ -84,32 +81,23 @@ def test_pbs_asks_for_the_same_in_its_own_words():
     text = batch.script(LARGE, PBS, "/home/me/job.sh")
     lines = [line[5:] for line in text.splitlines() if line.startswith("#PBS ")]
     assert lines == [
-        "-N train",
-        "-l select=2:ncpus=28:mpiprocs=4:ompthreads=7:ngpus=4:mem=60gb",
-        "-l place=scatter:excl",
-        "-l walltime=02:00:00",
-        "-A p2000",
-        "-q gpu",
-        "-j oe",
-        "-m e",
-    ]
+        "-N train", "-l select=2:ncpus=28:mpiprocs=4:ompthreads=7:ngpus=4:mem=60gb",
+        "-l place=scatter:excl", "-l walltime=02:00:00", "-A p2000", "-q gpu", "-j oe", "-m e",
+    ]  # fmt: skip
 
 
 # Thesis, appendices 1 to 6: the lines of #SBATCH as printed, in the long names, without -D . and
 # the names of output files; the job that we write for it.
 TAR = "/wrk/ilsvrc2012-torch-resized-new.tar"
+WHOLE = {"gpus_per_node": 4, "memory": "0", "exclusive": True}
 THESIS = {
     "1-node-1-gpu-tf-horovod-bs32-benchmark": (
         ("1", "1", "7", "gpu:p100:1", "01:00:00", "200G", False),
         {"gpus_per_node": 1, "memory": "200G"},
     ),
-    "1-node-4-gpu-pytorch-horovod-bs-128-benchmark": (
-        ("1", "4", "7", "gpu:p100:4", "01:00:00", "0", True),
-        {"ranks_per_node": 4, "gpus_per_node": 4, "memory": "0", "exclusive": True},
-    ),
     "2-node-4-gpu-tf-horovod-bs32-benchmark": (
         ("2", "4", "7", "gpu:p100:4", "01:00:00", "0", True),
-        {"nodes": 2, "ranks_per_node": 4, "gpus_per_node": 4, "memory": "0", "exclusive": True},
+        {"nodes": 2, "ranks_per_node": 4, **WHOLE},
     ),
     "1-node-1-gpu-pytorch-bs-128-checkpoint-0-10": (
         ("1", "1", "7", "gpu:p100:1", "20:00:00", "60G", False),
@@ -117,25 +105,20 @@ THESIS = {
     ),
     "8-node-32-gpu-pytorch-bs-128": (
         ("8", "1", "28", "gpu:p100:4", "10:00:00", "0", True),
-        {"nodes": 8, "threads": 28, "gpus_per_node": 4, "time": "10:00:00", "memory": "0",
-         "exclusive": True},
+        {"nodes": 8, "threads": 28, "time": "10:00:00", **WHOLE},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", THESIS)
-def test_jobs_of_the_thesis_can_be_said(name):
+def test_jobs_of_the_thesis_can_be_written(name):
     printed, asked = THESIS[name]
-    job = Job(
-        "train.py", ("--data", "{staged}/ilsvrc2012-torch"), name=name, stage=(TAR,),
-        **{"threads": 7, **asked},
-    )  # fmt: skip
+    job = Job("train.py", ("{staged}/a",), name=name, stage=(TAR,), **{"threads": 7, **asked})
     text = batch.script(job, SITE)
-    said = directives(text)
+    found = directives(text)
     keys = ("--nodes", "--ntasks-per-node", "--cpus-per-task", "--gres", "--time", "--mem")
-    assert tuple(said[key] for key in keys) == printed[:6]
-    assert ("--exclusive" in said) is printed[6]
-    assert (said["--job-name"], said["--partition"]) == (name, "gpu")
+    assert (*map(found.get, keys), "--exclusive" in found) == printed
+    assert (found["--job-name"], found["--partition"]) == (name, "gpu")
     assert f'tar -xf {TAR} -C "$STAGED"' in text
     assert len(batch.commands(job, SITE, "job.sh")) == asked.get("chain", 1)
 
@@ -234,9 +217,9 @@ def test_job_begins_anew_when_its_time_is_nearly_over_and_not_when_it_is_done(sc
     out = done.communicate(timeout=20)[0]
     assert done.returncode == 85
     assert "time is nearly over" in out
-    told = (place / "requeued").read_text()
+    requeued = (place / "requeued").read_text()
     anew = f"-v DLGUIDE_LINK=7,DLGUIDE_RESTARTS=1 {place}/job.sh\n"
-    assert told == ("requeue 12\n" if scheduler == "slurm" else f"-W depend=afterany:12 {anew}")
+    assert requeued == ("requeue 12\n" if scheduler == "slurm" else f"-W depend=afterany:12 {anew}")
     assert not (place / "stop-12").exists()
     (place / "requeued").unlink()
     done = start(place, batch.script(job.but(time="1:00:00"), site, "job.sh"))
@@ -250,7 +233,6 @@ def test_job_begins_anew_when_its_time_is_nearly_over_and_not_when_it_is_done(sc
 BAD_JOBS = {
     "no script": ({"program": "train"}, "`program` must be a script.py"),
     "two hours?": ({"time": "2:00"}, "must be written H:MM:SS .* Two hours are 2:00:00"),
-    "no time": ({"time": "0:00:00"}, "longer than 0 s"),
     "memory": ({"memory": "sixty"}, "such as 60G"),
     "name": ({"name": "my job"}, "`name` must be letters"),
     "line end": ({"arguments": ("a\n#SBATCH --nodes=900",)}, "no line ends"),
@@ -273,9 +255,7 @@ def test_job_that_cannot_be_is_refused(case):
 
 BAD_PROFILES = {
     "near": ('partiton = "gpu"', "Did you mean partition?"),
-    "far": ('colour = "red"', "must be one of account, binds"),
     "kind": ('cores_per_node = "28"', "`cores_per_node` must be a whole number, got '28'"),
-    "list": ('modules = "gcc"', "`modules` must be a list of texts"),
     "scheduler": ('scheduler = "slrum"', "Did you mean slurm?"),
     "no TOML": ("modules = [", "`profile` must be TOML"),
     "srun under PBS": ('scheduler = "pbs"\nlauncher = "srun"', "must be mpiexec"),
@@ -310,16 +290,19 @@ def test_profile_is_read_as_it_is_written(tmp_path):
     assert "export NCCL_DEBUG=INFO" in batch.script(Job("a.py"), read)
 
 
-def test_job_larger_than_any_node_of_the_site_is_refused_before_it_waits():
-    with pytest.raises(ValueError, match=r"28 cores of a node, got '8 ranks x 7 threads = 56'"):
-        batch.script(Job("a.py", ranks_per_node=8, threads=7), SITE)
-    with pytest.raises(ValueError, match="`gpus_per_node` must be at most the 4"):
-        batch.script(Job("a.py", gpus_per_node=8), SITE)
-    with pytest.raises(ValueError, match="at most the site's 1-00:00:00, got '25:00:00'"):
-        batch.script(Job("a.py", time="25:00:00"), Profile(max_time="1-00:00:00"))
-    with pytest.raises(ValueError, match="`output` must be known"):
-        batch.script(LARGE, PBS)
-    assert seconds_of("1-00:00:00") == 24 * 3600
+LARGER = {
+    "cores": ({"ranks_per_node": 8, "threads": 7}, SITE, r"28 .* got '8 ranks x 7 threads = 56'"),
+    "GPUs": ({"gpus_per_node": 8}, SITE, "`gpus_per_node` must be at most the 4"),
+    "time": ({"time": "25:00:00"}, Profile(max_time="1-00:00:00"), "the site's 1-00:00:00, got"),
+    "anew": ({"requeue": True}, PBS, "`output` must be known"),
+}
+
+
+@pytest.mark.parametrize("case", LARGER)
+def test_job_larger_than_any_node_of_the_site_is_refused_before_it_waits(case):
+    fields, site, text = LARGER[case]
+    with pytest.raises(ValueError, match=text):
+        batch.script(Job("a.py", **fields), site)
 
 
 # --- the command -------------------------------------------------------------------------------
@@ -342,42 +325,32 @@ def invoke(*words):
 
 
 def test_nothing_is_submitted_without_being_asked(asked, tmp_path):
-    done = invoke("train.py", "--nodes", 2, "--chain", 2, "--", "--epochs", "{link}")
+    words = ("train.py", "--nodes", 2, "--chain", 2)
+    done = invoke(*words, "--", "--epochs", "{link}")
     assert done.exit_code == 0, done.output
     script, _, after = done.output.partition("# Nothing was submitted. To submit it:\n")
     job = Job("train.py", ("--epochs", "{link}"), nodes=2, chain=2)
     assert script.strip() == batch.script(job).strip()
     assert after.splitlines() == batch.commands(job, Profile(), "job.sh")
     path = tmp_path / "job.sh"
-    done = invoke(
-        "train.py", "--nodes", 2, "--chain", 2, "--output", path, "--", "--epochs", "{link}"
-    )
+    invoke(*words, "--output", path, "--", "--epochs", "{link}")
     assert path.read_text() == batch.script(job)
     assert not asked.exists()
 
 
-def test_a_batch_system_that_does_not_answer_is_named_with_what_was_submitted(
-    tmp_path, monkeypatch
-):
-    path = tmp_path / "sbatch"
-    path.write_text(f"#!/bin/sh\nmkdir {tmp_path}/first 2> /dev/null || exec sleep 30\necho 17\n")
-    path.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+def test_a_batch_system_that_does_not_answer_refuses_or_is_missing_is_named(tmp_path, monkeypatch):
+    late = f"mkdir {tmp_path}/first 2> /dev/null || exec /bin/sleep 30\necho 17"
+    for name, text in (("sbatch", late), ("qsub", "echo 'connection refused' >&2\nexit 1")):
+        (tmp_path / name).write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys.modules["dlguide.cluster.batch.submit"], "ANSWER_S", 1.0)
-    with pytest.raises(
-        RuntimeError, match=r"sbatch did not answer within 1 s\. .* queue"
-    ) as raised:
+    with pytest.raises(RuntimeError, match=r"sbatch did not answer within 1 s.* queue") as raised:
         batch.submit(Job("train.py", chain=3), Profile(), "job.sh")
     assert raised.value.__notes__ == ["Submitted before it: 17."]
-
-
-def test_a_batch_system_that_refuses_or_is_missing_is_named(tmp_path, monkeypatch):
-    path = tmp_path / "qsub"
-    path.write_text("#!/bin/sh\necho 'connection refused' >&2\nexit 1\n")
-    path.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RuntimeError, match="qsub refuses the job: connection refused"):
         batch.submit(Job("train.py"), Profile(scheduler="pbs"), "job.sh")
+    (tmp_path / "sbatch").unlink()
     with pytest.raises(MissingComponentError, match="There is no sbatch here"):
         batch.submit(Job("train.py"), Profile(), "job.sh")
 
@@ -387,7 +360,6 @@ def test_links_of_a_chain_wait_for_each_other(scheduler, asked, tmp_path):
     path = tmp_path / "job.sh"
     words = ("--scheduler", scheduler, "--chain", 3, "--output", path, "--submit")
     done = invoke("train.py", *words)
-    assert done.exit_code == 0, done.output
     after = {
         "slurm": " --dependency=afterok:{} --kill-on-invalid-dep=yes",
         "pbs": " -W depend=afterok:{}.server",
@@ -400,10 +372,9 @@ def test_links_of_a_chain_wait_for_each_other(scheduler, asked, tmp_path):
     numbers = ("17", "18", "19")
     assert all(number in done.output.partition("Submitted")[2] for number in numbers)
     # the lines that a dry run shows do the same in a shell
-    asked.unlink()
     lines = batch.commands(Job("train.py", chain=3), Profile(scheduler=scheduler), str(path))
     subprocess.run(["bash", "-c", "\n".join(lines)], check=True)
-    assert len(asked.read_text().splitlines()) == 3
+    assert len(asked.read_text().splitlines()) == 6
 
 
 def test_container_runs_the_program_and_its_definition_names_the_image(tmp_path):
@@ -414,9 +385,7 @@ def test_container_runs_the_program_and_its_definition_names_the_image(tmp_path)
     done = invoke("train.py", "--container", "image.sif", "--definition", path)
     assert done.exit_code == 0, done.output
     lines = path.read_text().splitlines()
-    assert "Bootstrap: docker" in lines
     assert "apptainer build image.sif" in lines[0]
-    sections = [line for line in lines if line.startswith("%")]
-    assert sections == ["%files", "%post", "%environment", "%test", "%labels"]
+    assert {"Bootstrap: docker", "%files", "%post", "%environment", "%test"} <= set(lines)
     with pytest.raises(ValueError, match=r"an image such as train\.sif"):
         batch.definition(Job("train.py"))

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -77,7 +78,7 @@ def test_slurm_nodes_and_ranks_are_those_of_the_job(slurm):
 # What PBS writes for `select=2:ncpus=8:mpiprocs=2`, for one chunk, and Torque for `nodes=2:ppn=4`.
 NODE_FILES = {
     "two chunks": (["n1", "n1", "n2", "n2"], "8", (2, 2, 8, ("n1", "n2"))),
-    "round robin": (["n2.site", "n1.site", "n2.site", "n1.site"], "2", (2, 2, 2)),
+    "round robin": (["n2", "n1", "n2", "n1"], "2", (2, 2, 2, ("n2", "n1"))),
     "one chunk": (["n1"], "8", (1, 1, 8, ("n1",))),
     "torque": (["n1"] * 4 + ["n2"] * 4, "", (2, 4, 4, ("n1", "n2"))),
 }
@@ -87,22 +88,15 @@ NODE_FILES = {
 def test_pbs_nodes_and_ranks_are_those_of_the_node_file(case, pbs):
     lines, cores, expected = NODE_FILES[case]
     found = pbs(*lines, NCPUS=cores)
-    hosts = expected[3:] or (("n2.site", "n1.site"),)
-    assert found == Allocation("pbs", "12.server", *expected[:3], *hosts)
+    assert found == Allocation("pbs", "12.server", *expected)
     assert found == pbs(*lines, NCPUS=cores, named="pbs")
 
 
-BAD_NODES = {
-    "empty": ([], "12", r"`PBS_NODEFILE` must be a file that names .*/nodes'. It is empty"),
-    "unequal": (["n1", "n1", "n2"], "2", r"equally many ranks .*, got '2,1'. .*place=scatter"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", BAD_NODES)
-def test_bad_node_file_is_refused(case, pbs, monkeypatch):
-    lines, cores, text = BAD_NODES[case]
-    with pytest.raises(ValueError, match=text):
-        pbs(*lines, NCPUS=cores)
+def test_bad_node_file_is_refused(pbs, monkeypatch):
+    with pytest.raises(ValueError, match=r"a file that names .*/nodes'. It is empty"):
+        pbs()
+    with pytest.raises(ValueError, match=r"equally many ranks .*, got '2,1'. .*place=scatter"):
+        pbs("n1", "n1", "n2", NCPUS="2")
     monkeypatch.delenv("PBS_NODEFILE")
     with pytest.raises(ValueError, match=r"`PBS_NODEFILE` must .* got ''. .* missing.*first node"):
         Cluster(inside="pbs")
@@ -140,8 +134,6 @@ def test_outside_a_job_it_is_said_how_to_get_into_one(job):
         Cluster(inside=True)
     with pytest.raises(ValueError, match=r"`inside` must be one of pbs, slurm, got 'slrum'. D"):
         Cluster(inside="slrum")
-    with pytest.raises(ValueError, match="`inside` must be one of pbs, slurm, got 'lsf'"):
-        Cluster(inside="lsf")
 
 
 def test_one_node_stays_on_loopback_and_several_do_not(slurm, monkeypatch, tmp_path):
@@ -166,23 +158,13 @@ def test_one_node_stays_on_loopback_and_several_do_not(slurm, monkeypatch, tmp_p
 
 def test_address_is_one_that_others_can_reach(monkeypatch):
     monkeypatch.delenv("DLGUIDE_ADDRESS", raising=False)
-    names = {"loopback first": ["127.0.1.1", "10.0.0.5"], "one": ["10.0.0.5"]}
-    for found in names.values():
-        monkeypatch.setattr("socket.gethostbyname_ex", lambda name, found=found: (name, [], found))
-        assert environment.reachable_address() == "10.0.0.5"
-    monkeypatch.setattr("socket.gethostbyname_ex", lambda name: (name, [], ["127.0.1.1"]))
-
-    class NoWayOut:
-        def __init__(self, *of_what): ...
-
-        def __enter__(self): ...
-
-        def __exit__(self, *why): ...
-
-        def connect(self, address):
-            raise OSError("unreachable")
-
-    monkeypatch.setattr("socket.socket", NoWayOut)
+    found = ["127.0.1.1", "10.0.0.5"]
+    monkeypatch.setattr("socket.gethostbyname_ex", lambda name: (name, [], found))
+    assert environment.reachable_address() == "10.0.0.5"
+    del found[1]
+    no_way_out = MagicMock()
+    no_way_out.return_value.connect.side_effect = OSError("unreachable")
+    monkeypatch.setattr("socket.socket", no_way_out)
     with pytest.raises(RuntimeError, match=r"by loopback only. Set DLGUIDE_ADDRESS"):
         environment.reachable_address()
 
