@@ -103,7 +103,6 @@ def asynchronous_training(mode, bound, slow):
         "updates": record.updates,
         "staleness": record.staleness,
         "expected": workers * steps,
-        "waited": record.waited_s,
     }
 
 
@@ -127,38 +126,29 @@ def test_one_worker_is_never_stale_and_beside_a_slow_one_a_fast_one_makes_stalen
     assert max(beside[-1]["staleness"]) >= 3
 
 
-def setting(mode, bound=0, leave_out=0, workers=2):
-    return ServerConfig(mode, 1, bound, leave_out, 1, (5,) * workers)
+# What each worker's arrival leads to: so many updates, and the workers that are answered.
+RULES = {
+    "synchronous": (0, 3, [(2, 0, 0, []), (0, 0, 0, []), (1, 0, 1, [0, 1, 2])]),
+    "asynchronous": (0, 2, [(0, step, 1, [0]) for step in range(5)]),
+    "bounded": (2, 2, [(0, 0, 1, [0]), (0, 1, 1, [0]), (0, 2, 1, []), (1, 0, 1, [0, 1])]),
+}
 
 
-def came(waiting, worker, step):
-    waiting.arrived(worker, step, 0, 1, np.zeros(1))
-    updates = len(list(waiting.ready_updates()))
-    return updates, waiting.ready_answers()
+@pytest.mark.parametrize("mode", RULES)
+def test_each_rule_holds_workers_back_as_long_as_it_must(mode):
+    bound, workers, arrivals = RULES[mode]
+    waiting = PendingGradients(range(workers), ServerConfig(mode, 1, bound, 0, 1, (5,) * workers))
 
+    def arrives(worker, step):
+        waiting.arrived(worker, step, 0, 1, np.zeros(1))
+        return len(list(waiting.ready_updates())), waiting.ready_answers()
 
-def test_synchronous_rule_waits_for_all():
-    waiting = PendingGradients([0, 1, 2], setting("synchronous", workers=3))
-    assert came(waiting, 2, 0) == (0, [])
-    assert came(waiting, 0, 0) == (0, [])
-    assert came(waiting, 1, 0) == (1, [0, 1, 2])
-
-
-def test_asynchronous_rule_never_waits():
-    waiting = PendingGradients([0, 1], setting("asynchronous"))
-    for step in range(5):
-        assert came(waiting, 0, step) == (1, [0])
-
-
-@pytest.mark.parametrize("bound", [0, 1, 3])
-def test_bounded_rule_holds_the_fast_worker_back_at_the_bound(bound):
-    waiting = PendingGradients([0, 1], setting("bounded", bound))
-    for step in range(bound):
-        assert came(waiting, 0, step) == (1, [0])
-    assert came(waiting, 0, bound) == (1, [])
-    assert came(waiting, 1, 0) == (1, [0, 1])
-    waiting.finished(1)
-    assert came(waiting, 0, bound + 1) == (1, [0])
+    for worker, step, updates, answered in arrivals:
+        assert arrives(worker, step) == (updates, answered)
+    if mode == "bounded":  # who has left holds no other back
+        assert arrives(0, 3) == (1, [])
+        waiting.finished(1)
+        assert waiting.ready_answers() == [0]
 
 
 def workers_that_come_and_go():
@@ -183,14 +173,9 @@ def workers_that_come_and_go():
     def update(part, mean):
         part += mean
 
+    joins = {2: 0.5} if workers == 3 else None
     weights, record = parameter_server.train(
-        comm,
-        np.zeros(3),
-        gradient,
-        steps,
-        update,
-        mode="asynchronous",
-        join_s={2: 0.5} if workers == 3 else None,
+        comm, np.zeros(3), gradient, steps, update, mode="asynchronous", join_s=joins
     )
     return {
         "total": weights.tolist(),
@@ -251,7 +236,7 @@ def ranks_that_differ():
 
     from dlguide.parallel import parameter_server
 
-    comm, told = MPI.COMM_WORLD, []
+    comm, texts = MPI.COMM_WORLD, []
     for call in (
         lambda: parameter_server.train(comm, np.zeros(3 + comm.rank), None, 1, None),
         lambda: parameter_server.train_one_sided(comm, np.zeros(3), None, 1 + comm.rank, 0),
@@ -260,11 +245,11 @@ def ranks_that_differ():
         try:
             call()
         except ValueError as error:
-            told.append(str(error))
-    return told
+            texts.append(str(error))
+    return texts
 
 
-def test_ranks_that_differ_are_all_told(tmp_path):
+def test_ranks_that_differ_all_raise(tmp_path):
     first, second = on_ranks(2, ranks_that_differ, tmp_path, 60)
     assert first == second
     assert [text.split(" must")[0] for text in first] == ["`array`", "`array`", "`server`"]
@@ -280,18 +265,6 @@ def test_shares_add_up_and_differ_from_the_exact_ones_by_less_than_one(samples, 
     exact = samples * np.array(speeds) / sum(speeds)
     assert sum(parts) == samples
     assert np.all(np.abs(parts - exact) < 1)
-
-
-def test_cut_off_leaves_out_the_worker_that_is_always_slow_and_nobody_of_equals():
-    equal = np.full((4, 8), 0.01)
-    assert backup_workers(equal) == 0
-    one_slow = equal.copy()
-    one_slow[:, 3] = 0.04
-    assert backup_workers(one_slow) == 1
-    # a little slower is worth waiting for: 8 gradients in 11 ms are more than 7 in 10
-    a_little = equal.copy()
-    a_little[:, 3] = 0.011
-    assert backup_workers(a_little) == 0
 
 
 def test_cut_off_uses_most_gradients_in_a_second_by_trying_all():
