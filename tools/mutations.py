@@ -345,7 +345,7 @@ def verdict(tree: Path, fault: Fault, limit_s: float, useless: set[str]) -> tupl
             while time.monotonic() < end:
                 skipped = [f"--deselect={one}" for one in sorted(useless)]
                 found, test, lane = outcome(changed, [*skipped, file], end - time.monotonic())
-                if found != "failed" or test in useless:
+                if found != "failed" or not test or test in useless:  # or no such test
                     break
                 alone = [test] if "::" in test else ["--collect-only", file]
                 passes = outcome(plain, alone, ALONE_S)[0] == "passed"
