@@ -139,8 +139,6 @@ if os.environ.get("DLGUIDE_LINK") == "7":
     while not os.path.exists(os.environ["DLGUIDE_STOP"]):
         time.sleep(0.02)
     sys.exit(85)
-if os.environ.get("DLGUIDE_LINK") == "8":
-    time.sleep(60)
 """
 
 

@@ -85,13 +85,12 @@ def test_what_is_wrong_with_a_wheelhouse_is_named(tmp_path, house):
     assert "cannot be read" in problem()
 
 
-def check(*arguments):
-    """Run the script by its path, as setting up does: with nothing but the standard library."""
-    command = [sys.executable, "-I", "-S", ROOT / "tools" / "wheelhouse.py", "check", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
 def test_it_runs_by_its_path_and_its_exit_status_says_whether_horovod_must_be_compiled(house):
+    def check(folder):  # with nothing but the standard library, as setting up does
+        script = ROOT / "tools" / "wheelhouse.py"
+        command = [sys.executable, "-I", "-S", script, "check", folder]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
     describe(house, **wheelhouse.this_machine())
     assert check(house).returncode == 0
     checked = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
