@@ -1,7 +1,6 @@
 """A pipeline's batches depend on seed, epoch, step and ranks, and on nothing else."""
 
 import io
-import os
 import pickle
 import shutil
 import threading
@@ -421,25 +420,6 @@ def test_a_pipeline_travels_to_another_process(folder):
     pipeline = ip.Pipeline(folder / "tfrecord", BATCH, augment=RANDOM, cache="bytes")
     expected = whole(pipeline)
     assert_same(whole(pickle.loads(pickle.dumps(pipeline))), expected)
-
-
-def test_reading_has_a_lower_priority_than_the_thread_that_asks(arrays, monkeypatch):
-    seen = []
-    read = ip.ArraySource.read
-
-    def noting(*given):
-        seen.append((threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0)))
-        return read(*given)
-
-    monkeypatch.setattr(ip.ArraySource, "read", noting)
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    for prefetch in (0, 2):
-        with ip.Pipeline(arrays, 4, prefetch=prefetch).epoch() as epoch:
-            first = len(seen)  # before it one sample was read for its shape, in this thread
-            list(epoch)
-        assert {nice for _, nice in seen[first:]} == {min(own + 10, 19)}
-        assert threading.get_native_id() not in {thread for thread, _ in seen[first:]}
-    assert os.getpriority(os.PRIO_PROCESS, 0) == own
 
 
 @pytest.mark.parametrize("kind", formats.KINDS)

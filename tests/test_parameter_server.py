@@ -115,15 +115,10 @@ def test_no_update_is_lost_however_late_it_is(tmp_path, ranks, mode):
         if each["role"] == "server":
             assert each["updates"] == each["expected"] == len(each["staleness"])
             assert min(each["staleness"]) >= 0
-
-
-def test_one_worker_is_never_stale_and_beside_a_slow_one_a_fast_one_makes_staleness(tmp_path):
-    asked = {"mode": "asynchronous", "bound": 0}
-    alone = on_ranks(2, asynchronous_training, tmp_path, 60, **asked, slow=False)
-    assert set(alone[-1]["staleness"]) == {0}
-    beside = on_ranks(3, asynchronous_training, tmp_path, 60, **asked, slow=True)
-    # while the slow worker sleeps, the fast one updates again and again
-    assert max(beside[-1]["staleness"]) >= 3
+            if ranks == 2:
+                assert set(each["staleness"]) == {0}, "one worker is never stale"
+            elif mode == "asynchronous":  # while the slow worker sleeps, another updates again
+                assert max(each["staleness"]) >= 3
 
 
 # What each worker's arrival leads to: so many updates, and the workers that are answered.
