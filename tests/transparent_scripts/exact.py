@@ -77,9 +77,21 @@ if "few" not in sys.argv:
     keep("clipped and weighted by class", model, history)
 
     model = compiled(net(), "adamw", steps_per_execution=3)
-    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(101).batch(10)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).map(lambda a, b: (a / 2, b)).cache()
+    data = data.shuffle(101).batch(10).prefetch(tf.data.AUTOTUNE)
     history = model.fit(data, epochs=2, validation_data=(x[:3], y[:3]), verbose=0)
     keep("tf.data, several steps an execution", model, history)
+
+    outputs = {"kind": keras.layers.Dense(3)(row := keras.Input((6,)))}
+    outputs["first"] = keras.layers.Dense(1, "sigmoid")(row)
+    model = keras.Model(row, outputs)
+    losses = {"kind": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
+    losses["first"] = "binary_crossentropy"
+    metrics, weights = {"first": [keras.metrics.AUC()]}, {"kind": 1.0, "first": 0.3}
+    model.compile("rmsprop", losses, loss_weights=weights, metrics=metrics)
+    targets = {"kind": y, "first": (y == 0).astype(float)}
+    weights = {"kind": np.abs(x[:, 0]), "first": np.ones(101)}
+    keep("outputs by name", model, model.fit(x, targets, 10, 2, 0, sample_weight=weights))
 
     optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
     model = compiled(net(keras.layers.Dense(4, kernel_regularizer="l2")), optimizer)
@@ -128,6 +140,7 @@ if "few" not in sys.argv:
             super().__init__()
             self.first, self.second = keras.layers.Dense(8, "relu"), keras.layers.Dense(3)
             self.own_optimizer = keras.optimizers.SGD(0.05)
+            self.correct = keras.metrics.SparseCategoricalAccuracy()
 
         def call(self, inputs):
             return self.second(self.first(inputs))
@@ -140,7 +153,8 @@ if "few" not in sys.argv:
             gradients = tape.gradient(loss, first + second)
             self.own_optimizer.apply(gradients[:2], first)
             other.apply_gradients(zip(gradients[2:], second, strict=True))
-            return {"mean": loss}
+            self.correct.update_state(labels, self(inputs))
+            return {"mean": loss, "correct": self.correct.result()}
 
     other = keras.optimizers.Adam(0.01)
     model = Late()
