@@ -143,8 +143,8 @@ def run(
         except subprocess.TimeoutExpired:
             status = _interrupt(process)
             return Result(name, limit_s, status, [], [f"did not end within {limit_s:.0f} s"])
-        except BaseException:  # Ctrl-C reaches pytest, too: it ends what its tests have started
-            _interrupt(process, signal.SIGCONT)
+        except BaseException as error:  # Ctrl-C reaches pytest, too
+            _interrupt(process, signal.SIGCONT if isinstance(error, KeyboardInterrupt) else None)
             raise
         seconds = time.monotonic() - begun_s
         found = json.loads(report.read_text()) if report.exists() else {}
@@ -154,9 +154,9 @@ def run(
     return Result(name, seconds, status, failed, other)
 
 
-def _interrupt(process: subprocess.Popen, number: int = signal.SIGINT) -> int:
+def _interrupt(process: subprocess.Popen, number: int | None = None) -> int:
     """Let pytest end what its tests have started."""
-    process.send_signal(number)
+    process.send_signal(number or signal.SIGINT)
     with suppress(subprocess.TimeoutExpired):
         return process.wait(30)
     process.kill()
@@ -243,6 +243,7 @@ def main() -> int:
     parser.add_argument("--durations", action="store_true", help="renew the record")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # `nohup make test &` ignores it
     if given.durations:
         os.environ[RECORD] = "1"
     machine = os.environ.get("MACHINE", "")

@@ -21,25 +21,6 @@ def test_lossless_file_gives_its_pixels(tmp_path, name):
     np.testing.assert_array_equal(photographs.read(path), COLOUR)
 
 
-@pytest.mark.parametrize("level", [1, 255, 40_000, 65_535])
-def test_16_bits_a_channel_mean_the_same_whatever_else_is_in_the_picture(tmp_path, level):
-    deep = np.full((4, 4), level, np.uint16)
-    big_end = Image.frombytes("I;16B", (4, 4), deep.astype(">u2").tobytes())
-    for image, name in ((Image.fromarray(deep), "a.png"), (big_end, "b.tiff")):
-        read = photographs.read(saved(tmp_path, image, name))
-        assert np.unique(read).tolist() == [round(255 * level / 65_535)]
-
-
-def test_what_is_transparent_is_laid_over_white(tmp_path):
-    pixels = np.dstack([COLOUR, np.full(COLOUR.shape[:2], 255, np.uint8)])
-    pixels[:3, ..., 3] = 0
-    right = COLOUR.copy()
-    right[:3] = 255
-    path = saved(tmp_path, Image.fromarray(pixels), "alpha.png")
-    np.testing.assert_array_equal(photographs.read(path), right)
-    np.testing.assert_array_equal(photographs.read(pixels), right)
-
-
 def test_photograph_that_the_camera_turned_is_turned_back(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # a quarter turn
@@ -54,7 +35,7 @@ def test_damaged_or_missing_picture_is_refused_with_its_name(tmp_path):
         path.write_bytes(path.read_bytes()[:keep])
         with pytest.raises(ValueError, match=rf"picture that can be read, got .*{name}.*Pillow"):
             photographs.read(path)
-    with pytest.raises(ValueError, match="must be a file that is there"):
+    with pytest.raises(ValueError, match=r"picture that can be read, got .*none.png"):
         photographs.read(tmp_path / "none.png")
     with pytest.raises(ValueError, match=r"must be uint8 of shape"):
         photographs.read(COLOUR.astype(float))

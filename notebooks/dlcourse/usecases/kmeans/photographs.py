@@ -46,71 +46,29 @@ def china() -> np.ndarray:
 
 
 def read(photograph: str | os.PathLike | np.ndarray) -> np.ndarray:
-    """Read a photograph as red, green and blue.
-
-    Grey becomes three equal channels, 16 bits a channel become 8, a photograph that the camera
-    has marked as rotated is rotated, and transparent parts become white.
+    """Read a photograph as red, green and blue, upright, as Pillow converts it.
 
     Args:
         photograph: a file (JPEG, PNG, WebP, TIFF, BMP or GIF), or an array uint8 of shape
-            (height, width), (height, width, 3) or, with transparency, (height, width, 4).
+            (height, width, 3).
 
     Returns:
         np.ndarray: uint8 of shape (height, width, 3).
     """
     if isinstance(photograph, np.ndarray):
-        return _from_array(photograph)
-    text = isinstance(photograph, str | os.PathLike)
-    require(text, "photograph", "be a file's name or an array", type(photograph).__name__)
-    path = Path(photograph)
-    require(_is_file(path), "photograph", "be a file that is there", str(path))
+        shape = f"{photograph.dtype} of shape {photograph.shape}"
+        fits = photograph.dtype == np.uint8 and photograph.shape[2:] == (3,) and photograph.size > 0
+        require(fits, "photograph", "be uint8 of shape (height, width, 3)", shape)
+        return photograph
     try:
-        with Image.open(path, formats=FORMATS) as image:
-            frames = getattr(image, "n_frames", 1)
-            image.load()
-            still = ImageOps.exif_transpose(image)
-            levels = still.mode not in ("I", "F")
-            pixels = _flat(still) if levels and frames == 1 else np.zeros(0)
+        with Image.open(photograph, formats=FORMATS) as image:
+            return np.array(ImageOps.exif_transpose(image).convert("RGB"))
     except Exception as error:  # what decoders raise for damaged files is not documented
-        kinds = ", ".join(FORMATS)
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        then = f"Pillow says: {reason}. Give a whole file of one of the kinds {kinds}."
+        then = f"Pillow says: {reason}. Give a whole file of one of the kinds {', '.join(FORMATS)}."
         raise ValueError(
-            f"`photograph` must be a picture that can be read, got {str(path)!r}. {then}"
+            f"`photograph` must be a picture that can be read, got {str(photograph)!r}. {then}"
         ) from error
-    then = "Save one of its pictures and give that."
-    require(frames == 1, "photograph", "hold one picture", f"{frames} of them in {path}", then)
-    then = "Numbers of 32 bits have no agreed white. Save it with 8 or 16 bits."
-    require(levels, "photograph", "have 8 or 16 bits a channel", str(path), then)
-    return pixels
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a name that the system does not take, such as one too long
-        return False
-
-
-def _from_array(pixels: np.ndarray) -> np.ndarray:
-    grey = pixels.ndim == 2
-    coloured = pixels.ndim == 3 and pixels.shape[-1] in (3, 4)
-    shape = f"{pixels.dtype} of shape {pixels.shape}"
-    must = "be uint8 of shape (height, width), or (height, width, 3 or 4)"
-    require((grey or coloured) and pixels.dtype == np.uint8, "photograph", must, shape)
-    require(pixels.size > 0, "photograph", "have at least one pixel", shape)
-    return _flat(Image.fromarray(np.ascontiguousarray(pixels)))
-
-
-def _flat(image: Image.Image) -> np.ndarray:
-    if image.mode.startswith("I;16"):  # Pillow's own way cuts at 255
-        grey = np.rint(np.asarray(image, np.float64) / 257).astype(np.uint8)  # 65535 = 257 * 255
-        image = Image.fromarray(grey)
-    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
-        over = image.convert("RGBA")
-        white = Image.new("RGBA", over.size, (255, 255, 255, 255))
-        image = Image.alpha_composite(white, over)
-    return np.array(image.convert("RGB"))
 
 
 def colours(pixels: np.ndarray) -> int:
