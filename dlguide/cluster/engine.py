@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 import uuid
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,8 @@ class DlguideEngineSetLauncher(MPIEngineSetLauncher):
             app = self.parent.parent
             if not isinstance(app, IPClusterEngines):
                 raise
+            if isinstance(self.parent.controller, LocalControllerLauncher):
+                _end_group(self.parent.controller)
             await self.parent.stop_controller()  # ipcluster would go on without ranks
             app.exit(f"{error}\nHere: --DlguideEngineSetLauncher.oversubscribe=True")
         controller = self.parent.controller
@@ -102,11 +106,7 @@ class DlguideEngineSetLauncher(MPIEngineSetLauncher):
         old = cluster.controller
         env = {**old.environment, **ENCRYPTED}
         self.log.info("Starting the controller again, with encryption")
-        old.process.suspend()  # while it starts, it leaves its schedulers behind
-        for child in old.process.children(recursive=True):
-            child.kill()
-        old.process.kill()
-        old.output_limit = 1
+        _end_group(old)
         await cluster.stop_controller()
         for path in old.connection_files.values():
             Path(path).unlink(missing_ok=True)
@@ -125,6 +125,13 @@ class DlguideEngineSetLauncher(MPIEngineSetLauncher):
         processes.end(self.mark)
         processes.remove_folder(Path(self.folder))
         await self.join(timeout=self.stop_timeout)
+
+
+def _end_group(controller: LocalControllerLauncher) -> None:
+    """End a controller with its schedulers: while it starts, it would leave them behind."""
+    with suppress(ProcessLookupError):
+        os.killpg(controller.pid, signal.SIGKILL)  # ipyparallel starts it in a session of its own
+    controller.output_limit = 1
 
 
 if __name__ == "__main__":
