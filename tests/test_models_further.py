@@ -325,3 +325,9 @@ def test_recurrent_nets_are_their_papers_equations_in_numpy(keras):
 def test_sizes_that_a_net_does_not_have_are_refused(name, arguments, text):
     with pytest.raises(ValueError, match=text):
         models.build(name, **arguments)
+
+
+def test_recurrent_weights_start_orthogonal():
+    model = models.build("gru", seed=3)
+    (kernel,) = (v.numpy() for v in model.weights if "recurrent_kernel" in v.path)
+    np.testing.assert_allclose(kernel @ kernel.T, np.eye(len(kernel)), atol=1e-5)

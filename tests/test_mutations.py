@@ -24,9 +24,13 @@ def test_a_fault_is_at_its_place_and_the_test_that_catches_it_exists(fault):
         assert fault.note
         return
     file, _, test = fault.test.partition("::")
-    assert f"def {test.partition('[')[0]}(" in (ROOT / file).read_text()
     known, files = lanes.load()
-    assert fault.lane in files[file.removeprefix("tests/")]
+    entry = files[file.removeprefix("tests/")]
+    if not test:  # pytest does not even start with the fault
+        assert known[next(iter(entry))].test
+        return
+    assert f"def {test.partition('[')[0]}(" in (ROOT / file).read_text()
+    assert fault.lane in entry
     assert known[fault.lane].test or fault.function.startswith("dlcourse")
 
 

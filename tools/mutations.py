@@ -345,12 +345,14 @@ def verdict(tree: Path, fault: Fault, limit_s: float, useless: set[str]) -> tupl
             while time.monotonic() < end:
                 skipped = [f"--deselect={one}" for one in sorted(useless)]
                 found, test, lane = outcome(changed, [*skipped, file], end - time.monotonic())
-                if found != "failed" or not test or test in useless:  # or no such test
+                if found != "failed" or test in useless:
                     break
                 alone = [test] if "::" in test else ["--collect-only", file]
                 passes = outcome(plain, alone, ALONE_S)[0] == "passed"
                 if passes and outcome(changed, alone, ALONE_S)[0] != "passed":
-                    return "caught", test, lane
+                    return "caught", test or file, lane
+                if not test:  # there is no such test any more
+                    break
                 useless.add(test)
     finally:
         path.write_text(original)
