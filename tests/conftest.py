@@ -204,8 +204,8 @@ def pytest_sessionfinish(session):
         other += [f"{file}: cannot be collected" for file in broken]
         failed = sorted(FAILED - set(broken))
         Path(os.environ[lanes.REPORT]).write_text(json.dumps({"failed": failed, "other": other}))
-    chosen = config.getoption("--lane")
-    if lanes.RECORD in os.environ and chosen and session.exitstatus in passed:
+    ended = session.exitstatus in (*passed, pytest.ExitCode.TESTS_FAILED)
+    if lanes.RECORD in os.environ and config.getoption("--lane") and ended:
         lanes.record(lanes.BUDGET, SECONDS)
 
 

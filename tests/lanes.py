@@ -68,8 +68,9 @@ class Lane:
 
     @property
     def seconds(self) -> float:
-        """What the record expects (s)."""
-        return sum(self.files.values()) / self.workers
+        """What the record expects (s); its limit where a file has no record yet."""
+        whole = all(self.files.values())
+        return sum(self.files.values()) / self.workers if whole else self.limit_s
 
 
 def load(path: Path = BUDGET) -> tuple[dict[str, Lane], dict[str, dict[str, float]]]:
@@ -201,7 +202,7 @@ def record(path: Path, seconds: Mapping[str, Mapping[str, float]]) -> None:
     """Write new seconds (by file and lane) into the budget."""
     files = tomllib.loads(path.read_text())["files"]
     for file, lanes in seconds.items():
-        files[file] |= {lane: round(taken, 1) for lane, taken in lanes.items()}
+        files[file] |= {lane: max(round(taken, 1), 0.1) for lane, taken in lanes.items()}
     lines = [
         f'"{file}" = {{{", ".join(f"{lane} = {taken}" for lane, taken in lanes.items())}}}'
         for file, lanes in sorted(files.items())
