@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from dlguide.cluster import batch
 from dlguide.data import input_pipeline
-from dlguide.machine import imagine, threads
+from dlguide.machine import threads
 from dlguide.scaling import predict
 from dlguide.training import schedules
 
@@ -39,13 +38,3 @@ FITTED = predict.fit({1: 100.0, 2: 190.0}, sets=100)
 def test_misuse_is_refused_in_words(misuse, message):
     with pytest.raises(ValueError, match=message):
         misuse()
-
-
-def test_right_use_beside_it_is_accepted():
-    assert threads.plan(imagine(1, 2), 2).ranks == 2
-    assert len(FITTED.predict(iter([4, 8]))) == 2
-    assert schedules.StepDecay(0.1, np.array([30, 60]), 90).epochs == 90
-    job = batch.Job("a.py", ["--epochs", "3"], stage=["data.tar"])
-    assert "python a.py --epochs 3" in batch.script(job, batch.Profile(modules=["gcc"]))
-    files = [("a.png", 0)] * 4
-    assert input_pipeline.Pipeline(files, 2, augment=[input_pipeline.Flip()]).batch_per_rank == 2

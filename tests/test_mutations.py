@@ -46,10 +46,3 @@ def test_a_piece_of_the_syntax_tree_is_replaced(old, new, nth, after):
     source = "def g(a, b):\n    return 2 * (a + b) + f(a, 2)"
     fault = mutations.Fault("x", "", "module:g", old, new, nth)
     assert mutations.mutated(source, fault).splitlines()[1].strip() == after
-
-
-@pytest.mark.parametrize(("old", "times"), [("c", 0), ("a", 2)])
-def test_what_is_not_there_or_there_twice_is_refused(old, times):
-    fault = mutations.Fault("x", "", "module:g", old, "0")
-    with pytest.raises(LookupError, match=f"found {times} times"):
-        mutations.mutated("def g(a):\n    return a + a", fault)
