@@ -33,8 +33,8 @@ from collections.abc import Iterator
 import cloudpickle
 import numpy as np
 
-from dlcourse import measured, slow_links
-from dlguide.cluster import Cluster, box
+from dlcourse import box, measured, slow_links
+from dlguide.cluster import Cluster
 from dlguide.files import data_folder
 from dlguide.measure import Timing
 from dlguide.models import registry
@@ -116,7 +116,8 @@ def row(what, case, bits_per_s, seconds: list[float], model_s: float, crossed: f
 
 def links() -> Iterator[dict]:
     """Measure rates, messages and delays between one rank on each host."""
-    with box.hosts(2) as hosts, Cluster(hosts=hosts) as cluster:
+    hosts = box.hosts(2)
+    with hosts, Cluster(allocation=hosts.allocation()) as cluster:
         plain = cluster.run(slow_links.one_way, 1, 200)[0]
         for rate in RATES:
             hosts.rate(rate)
@@ -128,7 +129,10 @@ def links() -> Iterator[dict]:
                 found = cluster.run(slow_links.one_way, nbytes, few)[0]
                 yield row("message", str(nbytes), rate, found, link.ping_pong(nbytes))
     for delay_s in DELAYS_S:
-        with box.hosts(2, latency_s=delay_s) as hosts, Cluster(hosts=hosts) as cluster:
+        with (
+            box.hosts(2, latency_s=delay_s) as hosts,
+            Cluster(allocation=hosts.allocation()) as cluster,
+        ):
             added = np.array(cluster.run(slow_links.one_way, 1, 200)[0]) - np.median(plain)
             how = "netem" if hosts.able.netem else "forwarder"
             yield row("latency", f"{1e3 * delay_s:g} ms by {how}", 1e9, list(added), delay_s)
@@ -136,7 +140,8 @@ def links() -> Iterator[dict]:
 
 def allreduces() -> Iterator[dict]:
     """Measure algorithms and placements on two ranks of each host."""
-    with box.hosts(2) as hosts, Cluster(ranks=4, hosts=hosts) as cluster:
+    hosts = box.hosts(2)
+    with hosts, Cluster(ranks=4, allocation=hosts.allocation()) as cluster:
         for rate in RATES:
             hosts.rate(rate)
             link = slow_links.link(cluster, rate, PAIR)
@@ -152,7 +157,8 @@ def steps() -> Iterator[dict]:
     """Measure the two nets by each scheme, in shared memory and at each rate, in turns."""
     cases = [(net, scheme) for net in slow_links.WIDTHS for scheme in slow_links.SCHEMES]
     shared, found, links = {case: [] for case in cases}, {}, {}
-    with box.hosts(2) as hosts, Cluster(ranks=4, hosts=hosts) as cluster:
+    hosts = box.hosts(2)
+    with hosts, Cluster(ranks=4, allocation=hosts.allocation()) as cluster:
         for turn in range(TURNS):  # a disturbance hits all places alike
             for case in cases:
                 few = 4 * ROUNDS  # they are short
@@ -177,7 +183,10 @@ def delayed() -> Iterator[dict]:
     """Measure the two nets by each scheme over a link with a delay, and in shared memory."""
     cases = [(net, scheme) for net in slow_links.WIDTHS for scheme in slow_links.SCHEMES]
     shared, found = {}, {}
-    with box.hosts(2, latency_s=0.001) as hosts, Cluster(ranks=4, hosts=hosts) as cluster:
+    with (
+        box.hosts(2, latency_s=0.001) as hosts,
+        Cluster(ranks=4, allocation=hosts.allocation()) as cluster,
+    ):
         link = slow_links.link(cluster, 1e9, PAIR)
         for _, case in itertools.product(range(TURNS), cases):
             near = cluster.run_on([0, 1], slow_links.steps, *case, 2 * ROUNDS)[0]
@@ -194,7 +203,7 @@ def horovod() -> Iterator[dict]:
     with (
         Cluster(ranks=2, magics=False) as near,
         box.hosts(2) as hosts,
-        Cluster(hosts=hosts) as far,
+        Cluster(allocation=hosts.allocation()) as far,
     ):
         for rate in RATES:
             hosts.rate(rate)
@@ -216,7 +225,8 @@ def horovod() -> Iterator[dict]:
 
 def slow_host() -> Iterator[dict]:
     """Measure steps with calibrated computing where the second host is half as fast."""
-    with box.hosts(2) as hosts, Cluster(ranks=4, hosts=hosts) as cluster:
+    hosts = box.hosts(2)
+    with hosts, Cluster(ranks=4, allocation=hosts.allocation()) as cluster:
         at_once = {
             ranks: cluster.run_on(list(range(ranks)), slow_links.computing, "deep", BLOCKS)[0]
             for ranks in (1, 2, 4)
@@ -238,7 +248,10 @@ def losses() -> Iterator[dict]:
         for loss in LOSSES:
             # without loss the frames are of one segment, and pass the same program
             lossy = {"latency_s": delay_s, "loss": loss or 1e-12}
-            with box.hosts(2, 1e8, **lossy) as hosts, Cluster(hosts=hosts) as cluster:
+            with (
+                box.hosts(2, 1e8, **lossy) as hosts,
+                Cluster(allocation=hosts.allocation()) as cluster,
+            ):
                 found = cluster.run(slow_links.exchanges, LOST, 30)[0]
             none_s = none_s or float(np.median(found))
             yield row("loss", f"{100 * loss:g} %, {1e3 * delay_s:g} ms", 1e8, found, none_s)

@@ -17,9 +17,9 @@ import tempfile
 from pathlib import Path
 
 from dlcourse import measured
+from dlcourse.experiments import confidence_interval
 from dlcourse.usecases import imagenet
 from dlguide.cluster import Cluster
-from dlguide.training.experiments import confidence_interval
 
 SEEDS, LARGER = range(200, 208), 28
 

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from dlcourse import large_batches, measured
+from dlcourse import experiments, large_batches, measured
 from dlguide.data import datasets
-from dlguide.training import experiments, schedules
+from dlguide.training import schedules
 
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "25_large_batches.ipynb"
 SEEDS, FEW = range(8), range(4)

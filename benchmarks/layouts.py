@@ -20,8 +20,8 @@ from operator import itemgetter
 from report import report
 
 from dlcourse import measured, waiting_ranks
+from dlcourse.parallel import layout_planner
 from dlguide.cluster import Cluster
-from dlguide.parallel import layout_planner
 from dlguide.scaling.costs import Link
 
 SERIALS_S, BATCH, MICROBATCHES, REPEATS = (1.2, 0.3), 16, 4, 5  # computing on one rank

@@ -17,8 +17,8 @@ import statistics
 
 from report import report
 
+from dlcourse.parallel import overlap
 from dlguide.cluster import Cluster
-from dlguide.parallel import overlap
 
 SIZES = [1 << 18] * 4 + [1 << 20]
 
@@ -42,10 +42,10 @@ def schedules(chosen: dict, sizes: list) -> tuple:
     import numpy as np
     from mpi4py import MPI
 
+    from dlcourse.parallel import overlap
     from dlcourse.parallel_nets import SleepingLayers
     from dlguide.collectives import allreduce
     from dlguide.measure import timing
-    from dlguide.parallel import overlap
 
     comm = MPI.COMM_WORLD
     wire = []

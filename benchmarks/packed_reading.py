@@ -33,7 +33,7 @@ import numpy as np
 from google_crc32c import value as crc32c
 from report import compare, report
 
-from dlguide.bench import io
+from dlcourse.bench import io
 from dlguide.data import formats
 from dlguide.data.formats.dataset import read_manifest
 from dlguide.measure import Timing, ratio

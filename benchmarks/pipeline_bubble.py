@@ -24,11 +24,11 @@ from itertools import pairwise
 from report import report
 
 from dlcourse import measured, waiting_ranks
+from dlcourse.parallel import pipeline, pipeline_schedule
+from dlcourse.parallel.pipeline import PipelineStep
+from dlcourse.parallel.pipeline_schedule import Work
 from dlcourse.parallel_nets import deep_mlp
 from dlguide.cluster import Cluster
-from dlguide.parallel import pipeline, pipeline_schedule
-from dlguide.parallel.pipeline import PipelineStep
-from dlguide.parallel.pipeline_schedule import Work
 
 PIECES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zb-h1": 1}
 
@@ -39,7 +39,7 @@ def rank(ways: list, chosen: dict) -> list:
     import numpy as np
     from mpi4py import MPI
 
-    from dlguide.parallel.pipeline import PipelineParallel
+    from dlcourse.parallel.pipeline import PipelineParallel
 
     pipelines = [
         PipelineParallel(

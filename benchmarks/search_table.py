@@ -21,10 +21,9 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from dlcourse import measured, small_mlp
-from dlguide import search
+from dlcourse import measured, search, small_mlp
+from dlcourse.search import spaces
 from dlguide.data import datasets
-from dlguide.search import spaces
 
 POINTS, EPOCHS, SEED = 2000, (1, 3, 9), 61
 TRAIN, VALIDATION = 800, 300

@@ -40,9 +40,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlcourse import measured, slow_links, slow_training
+from dlcourse import box, measured, slow_links, slow_training
 from dlcourse.slow_training import SCHEMES, Run, Scheme
-from dlguide.cluster import Cluster, box
+from dlguide.cluster import Cluster
 from dlguide.files import data_folder
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def larger(kept: list[dict]) -> Iterator[dict]:
 def steps(kept: list[dict]) -> Iterator[dict]:
     """Time steps over a link without a limit, and over each link."""
     links, found = slow_links.links_of(measured.load("box")), {}
-    with box.hosts(2, None) as hosts, Cluster(hosts=hosts) as cluster:
+    with box.hosts(2, None) as hosts, Cluster(allocation=hosts.allocation()) as cluster:
         compute_s = cluster.run(slow_training.computing)[0]
         jobs = {
             name: (name, 1, None, max(slow_training.EVERY, scheme.every))
@@ -208,7 +208,7 @@ def steps(kept: list[dict]) -> Iterator[dict]:
 
 def whole(table: list[dict]) -> Iterator[dict]:
     """Train over a link of 100 Mbit/s from the first to the last step."""
-    with box.hosts(2, LINKS[-1]) as hosts, Cluster(hosts=hosts) as cluster:
+    with box.hosts(2, LINKS[-1]) as hosts, Cluster(allocation=hosts.allocation()) as cluster:
         for name in WHOLE:
             runs = cluster.run(train, best(table, name), SEEDS[0])
             at = np.max([np.cumsum(run.step_s) for run in runs], axis=0)

@@ -3,7 +3,7 @@
     python benchmarks/step_prediction.py
     python benchmarks/step_prediction.py --nets mnist_cnn=100 --steps 20 --rounds 5
 
-`dlguide.bench.scaling` measures all parts in turns. A step is predicted from the parts of both
+`dlcourse.bench.scaling` measures all parts in turns. A step is predicted from the parts of both
 ranks (the slower one's computing, and the exchange), and from the computing of one rank alone and
 the exchange. The efficiency is the throughput of 2 ranks over that of 2 processes, each for itself.
 """
@@ -15,7 +15,7 @@ import argparse
 import numpy as np
 from report import compare, report
 
-from dlguide.bench import scaling
+from dlcourse.bench import scaling
 
 NETS = ["mlp=100", "mnist_cnn=16", "mnist_cnn=100", "mnist_cnn_bn=100"]
 NETS += ["resnet8=32", "resnet20=16", "resnet20=32", "resnet32=16"]  # name=batch of a rank

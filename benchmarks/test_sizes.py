@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from dlcourse import measured
+from dlcourse.experiments import confidence_interval
 from dlcourse.usecases import imagenet
 from dlguide.cluster import Cluster
 from dlguide.data.input_pipeline import CentreCrop, ResizedCrop
-from dlguide.training.experiments import confidence_interval
 
 MIDDLE = CentreCrop(20, 20, 23)
 VIEWS = {

@@ -17,10 +17,10 @@ import sys
 import numpy as np
 
 from dlcourse import measured
+from dlcourse.experiments import confidence_interval
 from dlcourse.usecases import video
 from dlcourse.usecases.video import baselines
 from dlguide.cluster import Cluster
-from dlguide.training.experiments import confidence_interval
 
 SEEDS, WEIGHTS = range(5), (video.OPTIONS["adversarial"].default, 0.0)
 EPOCHS, SAME_TIME, LONG, LONG_SEEDS = video.OPTIONS["epochs"].default, 17, 48, 2

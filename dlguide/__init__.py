@@ -8,6 +8,8 @@ TensorFlow starts, and MPI must never start in the notebook's own kernel.
 from importlib import import_module
 from typing import Any
 
+from dlguide import moved  # noqa: F401  old names raise an error that says the new one
+
 __version__ = "0.1.0"
 
 _SUBPACKAGES = (
@@ -27,7 +29,6 @@ _SUBPACKAGES = (
     "plots",
     "published",
     "scaling",
-    "search",
     "training",
     "tuning",
 )

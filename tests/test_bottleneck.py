@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from dlguide.data import formats, input_pipeline, synthetic
+from dlcourse import synthetic
+from dlguide.data import formats, input_pipeline
 from dlguide.data.input_pipeline import Flip, Operation, Pipeline, ResizedCrop
 from dlguide.training.bottleneck import bottleneck
 
@@ -17,7 +18,7 @@ CROP = (ResizedCrop(SIDE, SIDE), Flip())
 
 
 class SlowReading:
-    """Makes reading slow, as `dlguide.scaling.storage` does."""
+    """Makes reading slow, as `dlcourse.storage` does."""
 
     def take(self, opens, requests, nbytes):
         time.sleep(SLEEP_S * requests)

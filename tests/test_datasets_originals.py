@@ -99,7 +99,7 @@ def test_a_data_set_that_is_not_there_says_how_to_get_it(name, tmp_path):
     assert all(file.name in text for file in datasets.ORIGINALS[name].files)
     assert f"With a network: `dlguide data fetch {name}`." in text
     assert "Without: copy these files there from another machine" in text
-    assert "`dlguide.data.synthetic`" in text
+    assert "`dlcourse.synthetic`" in text
 
 
 def test_present_lists_what_is_complete(fashion, cifar):

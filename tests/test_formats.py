@@ -20,8 +20,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dlcourse.formats import folder_format
 from dlguide.data import formats
-from dlguide.data.formats import folder_format
 from dlguide.data.formats.dataset import read_manifest
 from dlguide.data.formats.sample import features
 

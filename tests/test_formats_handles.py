@@ -59,7 +59,7 @@ def test_threads_open_read_and_close_at_once(kind, tmp_path):
 FORKS = """
 import os, signal, sys, threading, time, traceback
 from dlguide.data import formats
-from dlguide.data.formats import lmdb_format
+from dlcourse.formats import lmdb_format
 
 def child_reads(path, expected):
     child = os.fork()

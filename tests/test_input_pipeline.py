@@ -12,7 +12,8 @@ import psutil
 import pytest
 from PIL import Image
 
-from dlguide.data import formats, synthetic
+from dlcourse import synthetic
+from dlguide.data import formats
 from dlguide.data import input_pipeline as ip
 from dlguide.data.datasets import Dataset, epoch_batches
 from dlguide.data.formats import DamageError, Sample

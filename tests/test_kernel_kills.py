@@ -20,17 +20,19 @@ import pytest
 from jupyter_client import KernelManager
 from lanes import long
 
-from dlguide.cluster import box, processes
+from dlcourse import box
+from dlguide.cluster import processes
 
 pytestmark = pytest.mark.timeout(600)
 MARKED = "DLGUIDE_KILL_TEST"
 START = {
     "machine": "cluster = Cluster(ranks=2, oversubscribe=True)",
-    "box": "hosts = box.hosts(2); cluster = Cluster(ranks=2, hosts=hosts)",
+    "box": "hosts = box.hosts(2); cluster = Cluster(ranks=2, allocation=hosts.allocation())",
 }
 CELL = """
 import os, pathlib
-from dlguide.cluster import Cluster, box
+from dlcourse import box
+from dlguide.cluster import Cluster
 {start}
 cluster.run(lambda comm: comm.Barrier())
 (pathlib.Path(os.environ["DLGUIDE_KILL_TEST"]) / "ready").touch()

@@ -1,6 +1,6 @@
 """The order of the thesis' recipes comes out in notebook 25's setting, on seeds it does not use.
 
-Tests dlguide.training.experiments with the recipes that stand in the notebook.
+Tests dlcourse.experiments with the recipes that stand in the notebook.
 """
 
 import json
@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlcourse import large_batches
+from dlcourse import experiments, large_batches
 from dlguide.data import datasets
-from dlguide.training import experiments
 
 pytestmark = pytest.mark.long
 

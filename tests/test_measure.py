@@ -11,6 +11,7 @@ import pytest
 from lanes import RANKS
 from on_ranks import on_ranks
 
+from dlcourse.utilisation import utilisation
 from dlguide import measure
 from dlguide.measure import Timing, TrainingResult
 from dlguide.measure.progress import launched
@@ -145,6 +146,7 @@ def test_launchers_are_recognised(environment, expected):
 def test_progress_is_written_at_most_ten_times_a_second(tmp_path):
     script = """
 import json, os, pathlib, sys, time
+from dlcourse.utilisation import utilisation
 from dlguide import measure
 path = pathlib.Path(os.environ["DLGUIDE_RUN_FOLDER"], "progress-rank2.json")
 seen, end, calls = set(), time.monotonic() + 0.5, 0
@@ -173,7 +175,7 @@ assert "mpi4py" not in sys.modules and "tensorflow" not in sys.modules
 
 
 def test_utilisation_sees_a_busy_core_and_keeps_the_marks():
-    with measure.utilisation(interval_s=0.1) as recorder:
+    with utilisation(interval_s=0.1) as recorder:
         recorder.mark("work")
         end = time.monotonic() + 0.6
         while time.monotonic() < end:

@@ -11,9 +11,8 @@ import pytest
 from matplotlib.colors import to_hex
 from test_measure import some_run
 
-from dlguide import plots
-from dlguide.measure import Utilisation
-from dlguide.measure.horovod_timeline import (
+from dlcourse import pictures
+from dlcourse.horovod_timeline import (
     COPY_IN,
     EXCHANGE,
     NEGOTIATION,
@@ -21,7 +20,9 @@ from dlguide.measure.horovod_timeline import (
     TensorActivity,
     Timeline,
 )
-from dlguide.plots.timeline import COLOURS, COMPUTE
+from dlcourse.pictures.timeline import COLOURS, COMPUTE
+from dlcourse.utilisation import Utilisation
+from dlguide import plots
 
 ROWS = [{"ranks": p, "images_per_s": s} for p, s in ((4, 300.0), (1, 100.0), (2, 180.0))]
 
@@ -56,7 +57,7 @@ def test_training_draws_every_epoch_and_every_second():
 
 def test_utilisation_draws_each_core_under_the_ranks_on_one_clock():
     run = some_run(started_unix_s=100.1, phases=(("setup", 0.0, 0.1), ("train", 0.1, 0.4)))
-    ranks, first, second = plots.utilisation(RECORD, run).axes
+    ranks, first, second = pictures.utilisation(RECORD, run).axes
     assert [bar.get_x() for bar in ranks.patches] == pytest.approx([0.1, 0.2])
     assert [bar.get_width() for bar in ranks.patches] == pytest.approx([0.1, 0.3])
     assert first.patches[0].get_data().values.tolist() == [10, 20, 30]
@@ -129,7 +130,7 @@ def bars_of(axes, colour):
 
 
 def test_bars_lie_in_their_lanes_where_the_events_were():
-    figure = plots.timeline(recorded(), steps=[(0.0, 0.04)])
+    figure = pictures.timeline(recorded(), steps=[(0.0, 0.04)])
     (axes,) = figure.axes
     exchanges = sorted(bars_of(axes, COLOURS[EXCHANGE]))
     assert np.allclose(exchanges, [(1, 22, 8), (2, 22, 8), (3, 30, 2)])
@@ -143,11 +144,11 @@ def test_bars_lie_in_their_lanes_where_the_events_were():
     [
         (plots.scaling, [], "`runs` must hold at least one TrainingResult"),
         (
-            plots.timeline,
+            pictures.timeline,
             Timeline("empty.json", None, (), (), (), True),
             "`recorded` must hold an event, got 'empty",
         ),
-        (plots.onednn_speeds, [], "`speeds` must hold at least one"),
+        (pictures.onednn_speeds, [], "`speeds` must hold at least one"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(draw, argument, text):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from dlguide.scaling import costs, simulate, step
+from dlcourse import simulate
+from dlguide.scaling import costs, step
 
 
 def test_parts_add_up_to_the_step():

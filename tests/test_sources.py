@@ -169,7 +169,7 @@ def test_a_broken_row_is_reported(line, words):
         "12-3",
         "dlguide.training.trainer.fit",
         "dlguide.collectives.allreduce_ring",
-        "dlguide.search",
+        "dlcourse.search",
         "dlcourse.launch_lines.explain",
         "data/published/claims.csv",
         "README.md",

@@ -7,7 +7,7 @@ import pytest
 import synthetic_properties as properties
 from PIL import Image
 
-from dlguide.data import synthetic
+from dlcourse import synthetic
 
 MAKERS = {
     "images": lambda count, seed=5: synthetic.images(7, 40, count, seed, vary=True),

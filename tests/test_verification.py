@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from imagenet_writers import write_folders, write_shards
 
-from dlguide.data import formats, synthetic, verification
+from dlcourse import synthetic
+from dlguide.data import formats, verification
 from dlguide.errors import MissingComponentError
 from dlguide.files import data_folder
 

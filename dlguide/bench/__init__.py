@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-__all__ = ["allreduce", "io", "onednn", "scaling", "streams"]
+__all__ = ["allreduce"]
 
 
 def __getattr__(name: str) -> Any:

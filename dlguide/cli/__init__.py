@@ -41,13 +41,17 @@ def add_commands() -> dict[str, str]:
         dict: command -> why it was left out.
     """
     own = {command.name or command.callback.__name__ for command in app.registered_commands}
-    own |= {group.name for group in app.registered_groups}
+    groups = {"": app} | {group.name: group.typer_instance for group in app.registered_groups}
+    own |= set(groups)
+    for name, group in groups.items():
+        own |= {f"{name}.{command.name}" for command in group.registered_commands}
     left_out = {}
     for point in sorted(entry_points(group="dlguide.commands"), key=lambda point: point.name):
         try:
             if point.name in own:
                 raise ValueError("dlguide has a command of this name")
-            app.command(point.name)(point.load())
+            *group, name = point.name.split(".")  # such as bench.io
+            groups[".".join(group)].command(name)(point.load())
         except Exception as error:  # a broken distribution must not stop the others
             words = " ".join(str(error).split())
             left_out[point.name] = f"{point.value}: {type(error).__name__}: {words}"

@@ -42,7 +42,7 @@ def train(
     ] = False,
     timeline: Annotated[
         Path | None,
-        typer.Option(help="FILE.json for Horovod's timeline; FILE.png is its picture."),
+        typer.Option(help="FILE.json for Horovod's timeline, for Perfetto or chrome://tracing."),
     ] = None,
     output: Annotated[Path, typer.Option(help="Folder for table and plot.")] = Path("build"),
     oversubscribe: OversubscribeOption = False,
@@ -105,11 +105,11 @@ def train(
     else:
         print("Nothing was trained, so there is no speed to show.")
     if timeline is not None:
-        _draw_timeline(timeline, runs[0][0])
+        print(f"Timeline: {timeline}; open it in Perfetto or chrome://tracing.")
 
 
 def _check_timeline(timeline: Path, ranks: int, compare: bool) -> None:
-    """Refuse, before any work, a timeline that could not be recorded or drawn."""
+    """Refuse, before any work, a timeline that could not be recorded."""
     from dlguide.files import require_writable
 
     require(not compare, "timeline", "not be given with compare", str(timeline))
@@ -117,25 +117,6 @@ def _check_timeline(timeline: Path, ranks: int, compare: bool) -> None:
     require(ranks > 1, "timeline", must, str(timeline), then)
     require(timeline.suffix == ".json", "timeline", "end in .json", str(timeline))
     require_writable(timeline.absolute().parent, "timeline")
-
-
-def _draw_timeline(timeline: Path, run: Any) -> None:
-    """Draw the last three steps of a recording and say what it shows."""
-    from dlguide import plots
-    from dlguide.measure.horovod_timeline import read
-
-    recorded = read(timeline)
-    if not recorded.messages:  # a finished checkpoint was found
-        print(f"Timeline: {timeline} holds no exchange, since nothing was trained.")
-        return
-    steps = recorded.steps(run)[-3:]
-    gradients = recorded.matching("gradients").between(steps[0][0], steps[-1][1])
-    picture = timeline.with_suffix(".png")
-    plots.timeline(gradients, steps).savefig(picture)
-    print(
-        f"Timeline: {timeline}; its last {len(steps)} steps: {picture}. Messages a step: "
-        f"{gradients.messages_per_round:g}, for {len(gradients.tensors)} gradients."
-    )
 
 
 def _training_flops(net: str) -> int:

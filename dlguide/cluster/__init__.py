@@ -9,10 +9,9 @@ _PLACES = {
     "RankError": "errors",
     "TaskResult": "tasks",
     "batch": "",
-    "box": "",
     "run_script": "script",
 }
-__all__ = ["Cluster", "RankError", "TaskResult", "batch", "box", "run_script"]
+__all__ = ["Cluster", "RankError", "TaskResult", "batch", "run_script"]
 
 
 def __getattr__(name: str) -> Any:

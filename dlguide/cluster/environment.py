@@ -140,6 +140,7 @@ class Allocation:
         tasks_per_node: ranks of a node unless the user asks for another number; 0 for any.
         cores_per_node: cores of the job on each node, the least of all; 0 if unknown.
         hosts: names of the nodes, if the launcher does not find them itself.
+        shares_cores: whether the nodes share their cores, so that more ranks than cores are meant.
     """
 
     scheduler: str = ""
@@ -148,6 +149,7 @@ class Allocation:
     tasks_per_node: int = 0
     cores_per_node: int = 0
     hosts: tuple[str, ...] = ()
+    shares_cores: bool = False
 
     def ranks_per_node(self, ranks: int | None, oversubscribe: bool = False) -> int | None:
         """Return how many of `ranks` run on each node."""

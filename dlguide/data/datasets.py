@@ -267,7 +267,7 @@ def _find(name: str, folder: str | os.PathLike | None) -> list[tuple[Path, Origi
         raise MissingComponentError(
             f"{text} With a network: `dlguide data fetch {name}`. Without: copy these files there "
             "from another machine that has them (each is compared with its SHA-256), or use data "
-            "that is made on the spot by `dlguide.data.synthetic`."
+            "that is made on the spot by `dlcourse.synthetic`."
         )
     return list(zip(found, original.files, strict=True))
 

@@ -34,9 +34,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _TRIES_AGAIN = 2
 _TIMEOUT_S = 30.0  # the longest silence of a server
 _FINAL = (400, 401, 402, 403, 404, 410)  # answers that stay the same when asked again
-_OFFLINE = (
-    "Without a network: mnist is part of this repository, and dlguide.data.synthetic makes data."
-)
+_OFFLINE = "Without a network: mnist is part of this repository, and dlcourse.synthetic makes data."
 
 
 Progress = Callable[[int, int | None], object]
@@ -189,7 +187,7 @@ def fetch(
         raise TransferError(
             f"{name} cannot be fetched by a program: {source.by_hand}. Download it at "
             f"{source.page} and unpack it below {place}. {source.then} Check it with `dlguide data "
-            f"verify {place}`. Without it: dlguide.data.synthetic makes data."
+            f"verify {place}`. Without it: dlcourse.synthetic makes data."
         )
     try:
         if source.unpacks:

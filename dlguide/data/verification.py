@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,17 @@ from dlguide.data.formats.dataset import (
     read_digest,
 )
 from dlguide.data.formats.dataset import NAME as MANIFEST
-from dlguide.data.formats.folder_format import FolderDataset
 from dlguide.data.formats.opening import open_dataset
 from dlguide.data.formats.opening import verify as verify_format
-from dlguide.data.readers import READERS
 from dlguide.errors import DataError, MissingComponentError, require
 from dlguide.files import sha256
 
 __all__ = ["verify"]
 
 SUMS = "SHA256SUMS"
+# Data sets as they are published: modules of other distributions with MARKS, parts(folder),
+# read(folder, **part) and unchecked(folder).
+READERS = {point.name: point for point in entry_points(group="dlguide.readers")}
 _LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](?:\./)?(.+)")
 _THEN = "Write it again with `sha256sum`, or take it from where the data set came from."
 _GET = "Fetch the data set again, or restore the file."
@@ -45,10 +46,10 @@ def verify(
     """Check every file of a data set as far as its kind allows.
 
     A folder of `formats.create` is compared with its manifest; one with SHA256SUMS, and the
-    originals of MNIST, Fashion-MNIST and CIFAR-10, against their checksums. ImageNet's shards
-    have a checksum for each record. ImageNet's folders have none: there every image is decoded;
-    with the course installed also those of ChestX-ray14 and KITTI tracking, whose tables and
-    lists are compared. The report names what cannot be seen that way.
+    originals of MNIST, Fashion-MNIST and CIFAR-10, against their checksums. With the course
+    installed also data sets as they are published: ImageNet's shards by the checksum of each
+    record, its folders, ChestX-ray14 and KITTI tracking by decoding every image and comparing
+    tables and lists. The report names what cannot be seen that way.
 
     Args:
         folder: of the data set.
@@ -79,8 +80,8 @@ def _known(place: Path) -> tuple[_Check, str]:
     original = ORIGINALS.get(place.resolve().name)
     if original is not None and any((place / file.name).exists() for file in original.files):
         return partial(_originals, original), "bytes"
-    for name, module in READERS.items():
-        reader = import_module(module)
+    for name, point in READERS.items():
+        reader = point.load()
         if any(next(place.glob(mark), None) for mark in reader.MARKS):
             return partial(_published, name, reader), "images"
     known = f"{MANIFEST}, {SUMS}, the files of {', '.join([*ORIGINALS, *READERS])}"
@@ -189,7 +190,7 @@ def require_folder(folder: Path) -> None:
             get = f"`dlguide data fetch {folder.name}` to get it"
         raise MissingComponentError(
             f"There is no folder {folder}. Run {get}. Without a network, copy the folder from "
-            "another machine, or use dlguide.data.synthetic."
+            "another machine, or make synthetic data."
         )
 
 
@@ -214,7 +215,7 @@ def read_sums(path: Path) -> dict[str, str]:
 def _of_manifest(folder: Path) -> tuple[Listed, ...]:
     with open_dataset(folder) as dataset:
         facts = [(file.name, file.nbytes, file.sha256) for file in dataset.manifest.files]
-        if isinstance(dataset, FolderDataset):
+        if dataset.file_per_sample:
             for number in range(dataset.count):
                 one = dataset.facts(number)
                 facts.append((one["name"], int(dataset.index[number]["nbytes"]), one["sha256"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from importlib.metadata import entry_points
 
 from dlguide.doctor import host, mpi, software
 from dlguide.doctor.result import CheckResult, report
@@ -32,14 +33,13 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("Disk", host.disk),
     ("Home", host.home),
     ("Loopback", host.loopback),
-    ("Hosts in a box", host.hosts_in_a_box),
     ("Data", host.data_files),
     ("Leftovers", host.leftovers),
 )
 
 
 def examine(
-    timeout_s: float = 60.0, checks: Iterable[tuple[str, Check]] = CHECKS
+    timeout_s: float = 60.0, checks: Iterable[tuple[str, Check]] | None = None
 ) -> list[CheckResult]:
     """Return the results of all checks of what training on ranks and the lessons need here.
 
@@ -48,13 +48,14 @@ def examine(
 
     Args:
         timeout_s: time limit of each check (s); all run side by side.
-        checks: pairs of a name and a function from the limit to one or several results.
+        checks: pairs of a name and a function from the limit to one or several results; None for
+            `CHECKS` and those that other packages have in the group `dlguide.checks`.
 
     Raises:
         ValueError: if `timeout_s` is not a positive number.
     """
     limit_s = require_positive(timeout_s, "timeout_s")
-    checks = list(checks)
+    checks = [*CHECKS, *_others()] if checks is None else list(checks)
     answers: dict[str, list[CheckResult]] = {}
     # Daemons: one that hangs in a system call must not keep Python from ending.
     threads = [
@@ -71,6 +72,12 @@ def examine(
     again = "dlguide doctor  # again, when the machine has less to do"
     late = {name: [CheckResult(name, False, silent, again)] for name, _ in checks}
     return [finding for name, _ in checks for finding in answers.get(name, late[name])]
+
+
+def _others() -> list[tuple[str, Check]]:
+    """Return the checks of other distributions; one that cannot be loaded fails by that."""
+    points = sorted(entry_points(group="dlguide.checks"), key=lambda point: point.name)
+    return [(point.name, lambda limit_s, point=point: point.load()(limit_s)) for point in points]
 
 
 def _ask(name: str, check: Check, limit_s: float, answers: dict[str, list[CheckResult]]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from dlguide import machine
-from dlguide.cluster import box, processes
+from dlguide.cluster import processes
 from dlguide.commands import STARTED_BY_MPI
 from dlguide.data import datasets
 from dlguide.doctor.result import CheckResult
@@ -185,14 +185,6 @@ def data_files(limit_s: float) -> CheckResult:
         fix = "git checkout -- data" if isinstance(error, DataError) else fix
         return CheckResult("Data", False, str(error), fix)
     return CheckResult("Data", True, repr(data))
-
-
-def hosts_in_a_box(limit_s: float, able: box.Support | None = None) -> CheckResult:
-    """Try to make the namespaces and links of several hosts; a note where it is not possible."""
-    able = able or box.support()
-    if able.denied:
-        return CheckResult("Hosts in a box", None, able.denied, able.fix)
-    return CheckResult("Hosts in a box", True, str(able))
 
 
 def leftovers(limit_s: float) -> CheckResult:

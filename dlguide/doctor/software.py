@@ -42,7 +42,7 @@ import contextlib, numpy
 with contextlib.suppress(ModuleNotFoundError):
     import onnxruntime
 {mpi.LOADERS["mpi4py"]}{mpi.TENSORFLOW}
-from dlguide.machine import libraries
+from dlcourse import libraries
 for line in libraries.summary(libraries.loaded()).splitlines():
     print("DOCTOR", line)
 """

@@ -169,7 +169,7 @@ def record_timeline(path: str | os.PathLike, mark_cycles: bool = False) -> Itera
     """Record what Horovod does in a block of code; every rank must enter it.
 
     Rank 0 writes the file, which is complete after the block;
-    `dlguide.measure.horovod_timeline.read` reads it. When the block raises, the recording goes on.
+    `dlcourse.horovod_timeline.read` reads it. When the block raises, the recording goes on.
 
     Horovod must have been started with HOROVOD_TIMELINE=DYNAMIC. Where it was not, it is stopped
     and started again, and process sets that were added are lost; and once more after the block,

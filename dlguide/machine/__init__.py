@@ -1,8 +1,8 @@
 """The machine as this process may use it, and how ranks share it.
 
 `machine.describe()` and `machine.threads.plan()` are the usual start; `machine.use_onednn()` lets
-TensorFlow compute with oneDNN where it would not. Other modules are imported when their names are
-first used: `machine.accelerators`, `machine.libraries`, `machine.onednn`.
+TensorFlow compute with oneDNN where it would not. `machine.accelerators` is imported when it is
+first used.
 """
 
 from importlib import import_module
@@ -23,8 +23,6 @@ __all__ = [
     "accelerators",
     "describe",
     "imagine",
-    "libraries",
-    "onednn",
     "onednn_default",
     "onednn_state",
     "onednn_switch",

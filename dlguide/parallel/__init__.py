@@ -1,6 +1,7 @@
 """Schemes of parallel training beside synchronous data parallelism, one module each.
 
-    from dlguide.parallel import compression, pipeline
+    from dlcourse.parallel import pipeline
+    from dlguide.parallel import compression
 
 Each runs on real ranks, over a communicator that is an argument.
 """
@@ -12,21 +13,11 @@ from typing import Any
 
 # Where each name is; modules stand for themselves.
 _PLACES = {
-    **dict.fromkeys(("compression", "context", "experts", "layout_planner", "local_sgd", "mesh")),
-    **dict.fromkeys(("overlap", "parameter_server", "pipeline", "pipeline_schedule")),
-    **dict.fromkeys(("tensor", "zero")),
+    **dict.fromkeys(("compression", "local_sgd", "zero")),
     "DiLoCo": "local_sgd",
     "LocalSGD": "local_sgd",
-    "MeshLayout": "mesh",
-    "MixtureOfExperts": "experts",
-    "PipelineParallel": "pipeline",
-    "TensorParallelModel": "tensor",
     "ZeroOptimizer": "zero",
     "ZeroTrainer": "zero",
-    "choose_layout": "layout_planner",
-    "plan_layout": "layout_planner",
-    "ring_attention": "context",
-    "ulysses_attention": "context",
 }
 __all__ = [*_PLACES]
 

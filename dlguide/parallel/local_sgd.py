@@ -20,8 +20,8 @@ import numpy as np
 
 from dlguide import collectives
 from dlguide.collectives.agreement import require_equal_buffers
+from dlguide.collectives.communicator import require_threads
 from dlguide.errors import require, require_count, require_positive
-from dlguide.parallel.overlap import require_threads
 
 if TYPE_CHECKING:
     import keras

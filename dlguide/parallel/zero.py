@@ -36,9 +36,8 @@ import numpy as np
 
 from dlguide.collectives import allgather_ring, allreduce_ring, parts, reduce_scatter_ring
 from dlguide.collectives.agreement import agree_or_raise, require_equal_buffers
+from dlguide.collectives.communicator import require_threads
 from dlguide.errors import require, require_count, require_known, require_positive
-from dlguide.parallel.mesh import copies_mesh
-from dlguide.parallel.overlap import require_threads
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -306,10 +305,10 @@ class ZeroTrainer:
                 sizes = [sum(w.nbytes for w in one.initial_weights()) for one in self.layers]
                 layout = (self.rule.method, stage, replicas, prefetch)
                 require_memory(sizes, comm.size, limit_nbytes, *layout)
-        mesh = copies_mesh(comm, replicas)
         # their own, so that messages are not mixed up with those of the layers
-        self.shards, self.replicas = mesh.along("model").Dup(), mesh.along("data").Dup()
-        mesh.free()
+        group = comm.size // replicas  # ranks that share one copy of the weights, neighbours
+        self.shards = comm.Split(comm.rank // group, comm.rank)
+        self.replicas = comm.Split(comm.rank % group, comm.rank)
         self.steps, self.gather_s, self.waited_s = 0, 0.0, 0.0
         self._shapes: list[list[tuple[int, ...]]] = []
         self._whole: list[np.ndarray | None] = []  # every layer's weights, in stages 1 and 2

@@ -4,18 +4,10 @@ Every function returns a matplotlib Figure, which a notebook shows when a cell e
 `figure.savefig(path)` writes it to a file.
 """
 
-from dlguide.plots.bench import (
-    allreduce,
-    allreduce_shares,
-    onednn_speeds,
-    reading_speeds,
-    streams,
-    tuning,
-)
+from dlguide.plots.bench import allreduce, allreduce_shares, tuning
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 from dlguide.plots.prediction import prediction
-from dlguide.plots.timeline import timeline
-from dlguide.plots.training import scaling, training, utilisation
+from dlguide.plots.training import scaling, training
 
 __all__ = [
     "BLUE",
@@ -27,13 +19,8 @@ __all__ = [
     "allreduce",
     "allreduce_shares",
     "figure",
-    "onednn_speeds",
     "prediction",
-    "reading_speeds",
     "scaling",
-    "streams",
-    "timeline",
     "training",
     "tuning",
-    "utilisation",
 ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dlguide.collectives import ring_share
 from dlguide.errors import require
 from dlguide.measure import Timing
-from dlguide.plots.figures import BLUE, COLOURS, GREY, MARKERS, ORANGE, SKY, figure
+from dlguide.plots.figures import COLOURS, GREY, MARKERS, ORANGE, figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,117 +121,6 @@ def _short(nbytes: int) -> str:
         if nbytes >= size:
             return f"{nbytes // size} {unit}"
     return f"{nbytes} B"
-
-
-def reading_speeds(speeds: Sequence[Any]) -> Figure:
-    """Draw the MB/s of formats, read in several ways, as `bench.io.compare` measured them.
-
-    Returns:
-        Figure: a panel for each access pattern and state of the page cache, all with one
-        logarithmic axis; blue dots for samples that were checked and decoded, grey diamonds for
-        the raw bytes, with quartiles.
-
-    Raises:
-        ValueError: when there is no speed.
-    """
-    require(len(speeds) > 0, "speeds", "hold at least one", [])
-    panels = list(dict.fromkeys((each.access, each.cold) for each in speeds))
-    kinds = list(dict.fromkeys(each.kind for each in speeds))
-    alt = "MB/s, higher is better. " + "; ".join(
-        f"{each.kind} {each.access} {('warm', 'cold')[each.cold]}, "
-        f"{('raw', 'checked')[each.checked]}: {each.bytes_per_s / 1e6:.3g}"
-        for each in speeds
-    ) + "."  # fmt: skip
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
-    drawn, axes_of = figure(rows, columns, 4.6 * columns, 0.9 + 0.27 * len(kinds), alt)
-    quartiles = [
-        sorted(each.nbytes / 1e6 / s for s in (each.timing.low, each.timing.high))
-        for each in speeds
-    ]
-    span = min(low for low, _ in quartiles) / 1.5, max(high for _, high in quartiles) * 1.5
-    for axes, panel in zip(axes_of, panels, strict=False):
-        for each, (low, high) in zip(speeds, quartiles, strict=True):
-            if (each.access, each.cold) != panel:
-                continue
-            y, speed = kinds.index(each.kind), each.bytes_per_s / 1e6
-            around = _around(speed, low, high)
-            look = {"color": GREY, "fmt": "D", "label": "bytes alone"}
-            if each.checked:
-                look = {"color": BLUE, "fmt": "o", "label": "checked and taken apart"}
-            axes.errorbar([speed], [y + (-0.15 if each.checked else 0.15)], xerr=around, **look)
-        axes.set_yticks(range(len(kinds)), kinds, fontsize=8)
-        axes.set(xscale="log", xlim=span, ylim=(len(kinds) - 0.5, -0.5))
-        axes.set_title(f"{panel[0]}, {'cold' if panel[1] else 'warm'}", fontsize=10)
-        axes.set_xlabel("MB/s of samples")
-    for axes in axes_of[len(panels) :]:
-        axes.set_visible(False)
-    labelled = dict(zip(*reversed(axes_of[0].get_legend_handles_labels()), strict=True))
-    place = {"loc": "outside lower center", "ncols": 2, "frameon": False, "fontsize": 8}
-    drawn.legend(labelled.values(), labelled.keys(), **place)
-    return drawn
-
-
-def _around(speed: float, low: float, high: float) -> list[list[float]]:
-    # rounding can put a quartile that equals the median on the wrong side of it
-    return [[max(0.0, speed - low)], [max(0.0, high - speed)]]
-
-
-def onednn_speeds(speeds: Sequence[Any]) -> Figure:
-    """Draw the images per second with oneDNN on and off, as `bench.onednn.compare` measured them.
-
-    Returns:
-        Figure: a panel for each mode, bars with the quartiles as lines.
-
-    Raises:
-        ValueError: when there is no speed.
-    """
-    require(len(speeds) > 0, "speeds", "hold at least one", [])
-    modes = list(dict.fromkeys(each.mode for each in speeds))
-    alt = "Images per second, higher is better. " + " ".join(
-        f"{each.mode}, oneDNN {('off', 'on')[each.onednn]}: {each.images_per_s:.3g}."
-        for each in speeds
-    )
-    drawn, panels = figure(columns=len(modes), width=3.2 * len(modes), height=2.6, alt=alt)
-    for axes, mode in zip(panels, modes, strict=True):
-        for each in speeds:
-            if each.mode == mode:
-                low, high = (each.batch_per_rank / s for s in (each.timing.high, each.timing.low))
-                look = {"yerr": _around(each.images_per_s, low, high), "capsize": 3}
-                colour = (ORANGE, BLUE)[each.onednn]
-                axes.bar(("off", "on")[each.onednn], each.images_per_s, 0.6, color=colour, **look)
-        axes.set_title(mode)
-        axes.set_xlabel("oneDNN")
-    panels[0].set_ylabel("images/s")
-    return drawn
-
-
-def streams(splits: Sequence[Any]) -> Figure:
-    """Draw throughput and latency of inference against streams, as `bench.streams.compare` gave.
-
-    Returns:
-        Figure: images/s of all streams on the left, latency on the right.
-
-    Raises:
-        ValueError: when there is no split.
-    """
-    require(len(splits) > 0, "splits", "hold at least one", [])
-    names = [f"{each.streams} x {each.threads}" for each in splits]
-    alt = "Streams x threads. " + " ".join(
-        f"{name}: {each.median_images_per_s:.3g} images/s, latency {1e3 * each.latency.median:.3g} "
-        f"ms, 95 of 100 within {1e3 * each.late_s:.3g} ms."
-        for name, each in zip(names, splits, strict=True)
-    )
-    drawn, (left, right) = figure(columns=2, height=2.8, alt=alt)
-    left.bar(names, [each.median_images_per_s for each in splits], 0.6, color=BLUE)
-    left.set(title="all streams together", ylabel="images/s", xlabel="streams x threads")
-    late = [1e3 * each.late_s for each in splits]
-    right.bar(names, late, 0.6, color=SKY, label="95 of 100 within")
-    middle = [1e3 * each.latency.median for each in splits]
-    right.plot(names, middle, "o", color=ORANGE, label="median")
-    right.set(title="one answer", ylabel="latency (ms)", xlabel="streams x threads")
-    right.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return drawn
 
 
 def tuning(result: Any) -> Figure:

@@ -6,18 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlguide.errors import require
-from dlguide.measure import TrainingResult, Utilisation
+from dlguide.measure import TrainingResult
 from dlguide.plots.figures import (
     BLUE,
     COLOURS,
-    GREEN,
     GREY,
     MARKERS,
     ORANGE,
     PURPLE,
-    SKY,
     figure,
-    legend_above,
     legend_below,
 )
 
@@ -121,56 +118,4 @@ def training(runs: TrainingResult | Sequence[TrainingResult]) -> Figure:
     seconds.set_yticks(range(len(runs)), names)
     seconds.set_ylim(len(runs) - 0.4, -0.6)
     legend_below(seconds)
-    return drawn
-
-
-def utilisation(
-    record: Utilisation, runs: TrainingResult | Sequence[TrainingResult] = ()
-) -> Figure:
-    """Draw how busy every core was, below the phases of the ranks.
-
-    Record and runs must come from one machine, since their clocks are compared.
-
-    Args:
-        record: samples of `measure.utilisation`.
-        runs: the TrainingResults of the ranks that trained meanwhile, one line each.
-
-    Returns:
-        Figure: one line for each rank, below it one curve for each core.
-
-    Raises:
-        ValueError: when nothing was sampled.
-    """
-    runs = [runs] if isinstance(runs, TrainingResult) else sorted(runs, key=lambda run: run.rank)
-    require(len(record.time_s) > 0, "record", "hold at least one sample", 0, "Wait longer.")
-    drawn, panels = figure(rows=len(record.cpus) + bool(runs), width=8, height=1.3)
-    if runs:
-        lines, panels = panels[0], panels[1:]
-        for number, run in enumerate(runs):
-            offset_s = run.started_unix_s - record.started_unix_s
-            for name, begin, end in run.phases:
-                look = {"color": _PHASE_COLOURS.get(name, GREEN), "label": name}
-                lines.barh(number, end - begin, left=begin + offset_s, height=0.6, **look)
-        lines.set_yticks(range(len(runs)), [f"rank {run.rank}" for run in runs])
-        lines.set_ylim(len(runs) - 0.4, -0.6)
-        lines.set_title("What the ranks did, and how busy each core was", loc="left", fontsize=10)
-        legend_above(lines)
-    edges = [0.0, *record.time_s]
-    for place, (cpu, axes) in enumerate(zip(record.cpus, panels, strict=True)):
-        axes.stairs([row[place] for row in record.busy], edges, fill=True, color=SKY)
-        axes.set_ylim(0, 105)
-        axes.set_yticks([0, 50, 100])
-        axes.set_ylabel(f"core {cpu}\nbusy (%)")
-    for at, name in record.marks:
-        for axes in panels:
-            axes.axvline(at, color=ORANGE, linewidth=1)
-        near = any(0 < other - at < edges[-1] / 10 for other, _ in record.marks)
-        side, shift = ("right", -2) if near else ("left", 2)  # two names in one place
-        panels[0].annotate(
-            name, (at, 105), (shift, 2), textcoords="offset points", color=ORANGE, ha=side
-        )
-    panels[-1].set_xlabel("time (s)")
-    for axes in drawn.axes:
-        axes.set_xlim(0, record.time_s[-1])
-        axes.label_outer()
     return drawn

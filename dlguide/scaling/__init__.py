@@ -1,5 +1,5 @@
-"""What a cluster can do: costs of messages, storage, throughput predicted, training simulated."""
+"""What a cluster can do: costs of messages and of steps, throughput predicted."""
 
-from dlguide.scaling import costs, predict, simulate, step, storage
+from dlguide.scaling import costs, predict, step
 
-__all__ = ["costs", "predict", "simulate", "step", "storage"]
+__all__ = ["costs", "predict", "step"]

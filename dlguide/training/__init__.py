@@ -1,9 +1,9 @@
-"""Training: one loop for one process and for many ranks, its checkpoints, and its audit."""
+"""Training: one loop for one process and for many ranks, and its checkpoints."""
 
 from typing import Any
 
 from dlguide.collectives.communicator import SingleProcess
-from dlguide.training import audit, checkpoint, schedules
+from dlguide.training import checkpoint, schedules
 from dlguide.training.bottleneck import bottleneck
 from dlguide.training.config import CheckpointConfig, FitConfig
 from dlguide.training.devices import connect
@@ -16,12 +16,10 @@ __all__ = [
     "DivergedError",
     "FitConfig",
     "SingleProcess",
-    "audit",
     "bottleneck",
     "checkpoint",
     "compare",
     "connect",
-    "experiments",
     "fit",
     "optimizers",
     "schedules",
@@ -30,7 +28,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("compare", "experiments", "optimizers"):  # the last one loads Keras
+    if name in ("compare", "optimizers"):  # the last one loads Keras
         from importlib import import_module
 
         return import_module(f"dlguide.training.{name}")

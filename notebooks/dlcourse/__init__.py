@@ -34,16 +34,9 @@ def _require_library() -> None:
 
 _require_library()
 
-from dlguide.data import readers
 from dlguide.machine import use_onednn
 
 use_onednn()  # before a lesson imports TensorFlow
-
-# so that `dlguide data verify` knows these data sets too
-readers.READERS.update(
-    chestxray14="dlcourse.usecases.chest_xray.chestxray14",
-    kitti_tracking="dlcourse.usecases.video.kitti_tracking",
-)
 
 
 def __getattr__(name: str) -> Any:

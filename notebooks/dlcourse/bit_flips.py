@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
+from dlcourse.bench.io import files_of
 from dlguide import commands
-from dlguide.bench.io import files_of
 from dlguide.data import formats
 from dlguide.data.formats.dataset import crc32c
 from dlguide.data.formats.records import FRAMINGS

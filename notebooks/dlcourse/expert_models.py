@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlcourse import texts
+from dlcourse.parallel import experts
 from dlguide.collectives.communicator import counting_comm
 from dlguide.errors import require_known
-from dlguide.parallel import experts
 from dlguide.parallel.zero import UpdateRule
 
 if TYPE_CHECKING:

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlcourse.parallel import parameter_server
 from dlguide import models
 from dlguide.collectives import allreduce_ring, ring_share
 from dlguide.collectives.agreement import require_equal_buffers
 from dlguide.errors import require, require_count, require_known, require_positive
-from dlguide.parallel import parameter_server
 from dlguide.training.devices import require_device
 
 if TYPE_CHECKING:

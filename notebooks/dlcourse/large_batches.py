@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from dlcourse import small_mlp
+from dlcourse.experiments import ExperimentConfig
 from dlguide import published
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset
 from dlguide.errors import require, require_count, require_known
-from dlguide.training.experiments import ExperimentConfig
 from dlguide.training.schedules import EpochSchedule
 
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from dlcourse.onednn import VerboseLog, parse_log
 from dlguide import commands
 from dlguide.errors import require_count, require_known
 from dlguide.machine import describe, onednn_state
-from dlguide.machine.onednn import VerboseLog, parse_log
 
 # oneDNN's names, the oldest first; "DEFAULT" allows all that the processor has
 LEVELS = ("AVX2", "AVX512_CORE", "AVX512_CORE_VNNI", "AVX512_CORE_BF16", "DEFAULT")

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide.collectives.agreement import agree_or_raise, require_equal
+from dlguide.collectives.communicator import require_threads
 from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.measure.timing import Timing, timing
-from dlguide.parallel.overlap import require_threads
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm

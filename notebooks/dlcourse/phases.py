@@ -14,8 +14,9 @@ from time import perf_counter
 
 import numpy as np
 
+from dlcourse.utilisation import Utilisation
 from dlguide.errors import require, require_count, require_positive
-from dlguide.measure import TrainingResult, Utilisation
+from dlguide.measure import TrainingResult
 
 
 @dataclass(frozen=True)

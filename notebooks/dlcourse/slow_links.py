@@ -44,7 +44,7 @@ CROSSING = {
     "hierarchical": {"block": 1.0, "round robin": 1.0},
     "library": {"block": 1.0, "round robin": 1.0},
 }
-SMALLEST_BURST, BURST_S = 32 << 10, 0.0005  # of the links of `dlguide.cluster.box`
+SMALLEST_BURST, BURST_S = 32 << 10, 0.0005  # of the links of `dlcourse.box`
 BIG, LARGE = 16 << 20, 4 << 20  # messages of the longer measurement, of `link`
 
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dlcourse.parallel import pipeline_schedule
+from dlcourse.parallel.mesh import RankMesh
+from dlcourse.parallel.pipeline import partition
+from dlcourse.parallel.pipeline_schedule import BACKWARD, FORWARD, PipelineCell, Work
 from dlguide.collectives.agreement import agree_or_raise
 from dlguide.errors import require
 from dlguide.models import GPTShape
-from dlguide.parallel import pipeline_schedule
-from dlguide.parallel.mesh import RankMesh
-from dlguide.parallel.pipeline import partition
-from dlguide.parallel.pipeline_schedule import BACKWARD, FORWARD, PipelineCell, Work
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from dlcourse import bit_flips
+from dlcourse.bench.io import files_of
 from dlguide import commands
-from dlguide.bench.io import files_of
 from dlguide.data import formats
 
 

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dlcourse import tensor_layouts
+from dlcourse import storage, tensor_layouts
 from dlcourse.exercises import lesson_10, lesson_33, lesson_40, lesson_41, lesson_42
+from dlcourse.storage import Clients, Lustre, epoch
 from dlguide.data import formats
-from dlguide.scaling import storage
-from dlguide.scaling.storage import Clients, Lustre, epoch
 from dlguide.training.bottleneck import Stage, seconds_per_sample
 
 LAYOUTS = {"NCHW": "abcd", "NHWC": "acdb", "nChw16c": "aBcd16b"}

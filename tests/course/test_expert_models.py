@@ -10,7 +10,7 @@ def slopes_against_differences():
     from mpi4py import MPI
 
     from dlcourse import expert_models
-    from dlguide.parallel.experts import MixtureOfExperts
+    from dlcourse.parallel.experts import MixtureOfExperts
 
     random, found = np.random.default_rng(0), []
     width = expert_models.WIDTH

@@ -10,10 +10,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from dlcourse import large_batches, small_mlp
+from dlcourse import experiments, large_batches, small_mlp
 from dlguide import models, training
 from dlguide.data import datasets
-from dlguide.training import experiments, optimizers
+from dlguide.training import optimizers
 
 CONFIG = experiments.ExperimentConfig(
     samples=1024, epochs=2, virtual_workers=4, base_rate=0.05, rate_scaling="linear",

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from dlcourse import phases
+from dlcourse.utilisation import Utilisation
 from dlguide import published
-from dlguide.measure import Utilisation
 
 ROUNDING_S = 0.0005
 PYTORCH, HOROVOD = "PyTorch 1.0.0", "Horovod 0.15.2 + PyTorch 1.0.0"

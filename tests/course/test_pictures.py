@@ -13,25 +13,25 @@ from PIL import Image
 from sklearn.metrics import roc_auc_score
 
 from dlcourse import (
+    experiments,
     gpu_topology,
     number_formats,
     pictures,
     processors,
     recipes_2019,
     roofline,
+    search,
     search_theory,
     tensor_layouts,
 )
 from dlcourse.adversarial import Ring
 from dlcourse.onednn_rates import MatmulRate
+from dlcourse.parallel.overlap import OverlapStep, TraceEvent, predict
 from dlcourse.phases import StartUp
-from dlguide import search
 from dlguide.bench.allreduce import AllreducePoint
 from dlguide.machine import imagine, threads
-from dlguide.parallel.overlap import OverlapStep, TraceEvent, predict
 from dlguide.published import load
 from dlguide.scaling.predict import HeldOutPrediction
-from dlguide.training import experiments
 
 RANDOM = np.random.default_rng(0)
 

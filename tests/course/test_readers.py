@@ -9,11 +9,12 @@ import pytest
 from imagenet_writers import write_folders
 from PIL import Image
 
+from dlcourse import synthetic
+from dlcourse.readers import imagenet
 from dlcourse.usecases.chest_xray import chestxray14, phantoms
 from dlcourse.usecases.video import kitti_tracking, street_scenes
 from dlcourse.usecases.video.kitti_tracking import clips
-from dlguide.data import formats, synthetic
-from dlguide.data.readers import imagenet
+from dlguide.data import formats
 from dlguide.errors import DataError, MissingComponentError
 
 TABLE, TRAIN, TEST = "Data_Entry_2017.csv", "train_val_list.txt", "test_list.txt"

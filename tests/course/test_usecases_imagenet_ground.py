@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from imagenet_writers import write_folders, write_shards
 
+from dlcourse import synthetic
+from dlcourse.readers import imagenet, imagenet_shards
 from dlcourse.usecases import imagenet as case
 from dlguide import models
 from dlguide.collectives.communicator import SingleProcess
-from dlguide.data import datasets, synthetic
+from dlguide.data import datasets
 from dlguide.data import input_pipeline as ip
-from dlguide.data.readers import imagenet, imagenet_shards
 from dlguide.training import FitConfig, checkpoint, fit, optimizers, schedules
 from dlguide.training.step import evaluator, top_k
 
@@ -52,7 +53,7 @@ def shards(tmp_path):
 
 def test_shards_and_class_folders_give_the_same_pictures(folders, shards):
     whole = ip.CentreCrop(16, 16, 18)
-    sources = imagenet.read(folders), ip.ShardSource(imagenet_shards.read(shards))
+    sources = imagenet.read(folders), imagenet_shards.ShardSource(imagenet_shards.read(shards))
     (files, by_name), (records, as_written) = (
         next(iter(ip.Pipeline(each, 12, shuffle=False, augment=[whole]).epoch(0)))
         for each in sources

@@ -9,7 +9,7 @@ import pytest
 from lanes import RANKS
 from on_ranks import on_ranks
 
-from dlguide.training import step_breakdown
+from dlcourse import step_breakdown
 
 
 def lines_apart(faults):
@@ -18,8 +18,8 @@ def lines_apart(faults):
     import numpy as np
     import tensorflow as tf
 
+    from dlcourse import step_breakdown
     from dlguide.horovod.communicator import HorovodCommunicator
-    from dlguide.training import step_breakdown
 
     many = HorovodCommunicator()
 

@@ -13,7 +13,7 @@ def waited(stages, parts):
     from mpi4py import MPI
 
     from dlcourse import waiting_ranks
-    from dlguide.parallel import pipeline_schedule
+    from dlcourse.parallel import pipeline_schedule
 
     chunks = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zb-h1": 1}
     orders = {

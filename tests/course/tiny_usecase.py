@@ -6,10 +6,10 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from dlcourse.bench.scaling import step_of
 from dlcourse.usecases.report import Finding
 from dlcourse.usecases.run import Option
 from dlguide import training
-from dlguide.bench.scaling import step_of
 from dlguide.errors import require
 
 

@@ -277,7 +277,12 @@ class StoredDataset(Sequence, ABC):
     DamageError that names file, record and byte. A loop gives all `count` samples or raises. A
     data set may be open several times at once, for one thread at a time each; a forked process
     opens it again. `opens` counts the files opened so far, `nbytes` all bytes on the disk.
+
+    A format with `through_library` is read by a library that finds the samples in its file, for one
+    thread at a time; one with `file_per_sample` has `facts(number)`, the name and SHA-256 of each.
     """
+
+    through_library = file_per_sample = False
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest

@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +25,15 @@ from dlguide.data.formats.dataset import (
     read_manifest,
     read_table,
 )
-from dlguide.data.formats.folder_format import FolderDataset, FolderWriter
-from dlguide.data.formats.hdf5_format import Hdf5Dataset, Hdf5Writer
-from dlguide.data.formats.lmdb_format import LmdbDataset, LmdbWriter
 from dlguide.data.formats.records import FRAMINGS, FramedDataset, FramedWriter, read_records
 from dlguide.data.formats.writer import DatasetWriter
 from dlguide.errors import require, require_count, require_known
 
-_FORMATS: dict[str, tuple[Callable[..., DatasetWriter], type[StoredDataset]]] = {
-    "folder": (FolderWriter, FolderDataset),
-    "tfrecord": (partial(FramedWriter, kind="tfrecord"), FramedDataset),
-    "recordio": (partial(FramedWriter, kind="recordio"), FramedDataset),
-    "lmdb": (LmdbWriter, LmdbDataset),
-    "hdf5": (Hdf5Writer, Hdf5Dataset),
-}
-KINDS = tuple(_FORMATS)
-_LIBRARIES = ("lmdb", "hdf5")  # their index has no places in the file
+_Format = tuple[Callable[..., DatasetWriter], type[StoredDataset]]
+_FORMATS: dict[str, _Format] = {"tfrecord": (partial(FramedWriter, kind="tfrecord"), FramedDataset)}
+# Formats of other distributions; each names a pair as above, loaded when it is first used.
+_OTHERS = {point.name: point for point in entry_points(group="dlguide.formats")}
+KINDS = (*_FORMATS, *sorted(_OTHERS))
 Progress = Callable[[int, int], object]
 
 
@@ -50,7 +44,8 @@ def create(path: str | os.PathLike, kind: str, shard_samples: int | None = None)
 
     Args:
         path: folder to write; it must not exist yet, the folder around it must.
-        kind: one of "folder", "tfrecord", "lmdb", "hdf5", "recordio".
+        kind: one of `KINDS`: "tfrecord"; with the course installed also "folder", "hdf5", "lmdb"
+            and "recordio".
         shard_samples: begin a new file after so many samples (tfrecord and recordio only);
             None writes one file.
 
@@ -61,13 +56,21 @@ def create(path: str | os.PathLike, kind: str, shard_samples: int | None = None)
         ValueError: when an argument is out of range, something is at `path`, or another
             writer is at work on it.
     """
-    require_known(kind, KINDS, "kind")
+    begin, _ = _format(kind)
     if shard_samples is not None:
         known = " and ".join(sorted(FRAMINGS))
         require(kind in FRAMINGS, "shard_samples", f"be None but for {known}", shard_samples)
         require_count(shard_samples, "shard_samples")
     # Links in the folders above are followed; the last name is ours and may be none.
-    return _FORMATS[kind][0](_absolute(path), shard_samples)
+    return begin(_absolute(path), shard_samples)
+
+
+def _format(kind: str) -> _Format:
+    """Return the writer and the reader of a format."""
+    require_known(kind, KINDS, "kind")
+    if kind not in _FORMATS:
+        _FORMATS[kind] = _OTHERS[kind].load()
+    return _FORMATS[kind]
 
 
 def open_dataset(path: str | os.PathLike) -> StoredDataset:
@@ -87,10 +90,17 @@ def open_dataset(path: str | os.PathLike) -> StoredDataset:
     """
     folder = _absolute(path)
     manifest = read_manifest(folder)
-    if manifest.kind not in _FORMATS:
+    if manifest.kind not in KINDS:
         what = f"names the format {manifest.kind!r}; known are {', '.join(KINDS)}"
-        raise DamageError(Damage(str(folder / NAME), what))
-    return _FORMATS[manifest.kind][1](folder, manifest)
+        then = "Formats of the course come with it: `make setup` in a clone of the repository."
+        raise DamageError(Damage(str(folder / NAME), what), then)
+    return _format(manifest.kind)[1](folder, manifest)
+
+
+def load_framings() -> None:
+    """Load all formats, so that `records.FRAMINGS` has theirs."""
+    for kind in KINDS:
+        _format(kind)
 
 
 def _absolute(path: Any) -> Path:
@@ -156,7 +166,7 @@ def verify(path: str | os.PathLike, progress: Progress | None = None) -> Verific
     changed: list[ManifestFile] = []
     report = progress or (lambda done, of: None)
     done, total = 0, manifest.nbytes
-    if manifest.kind == "folder":
+    if _file_per_sample(manifest):
         with contextlib.suppress(DamageError):  # reported when it is the index's turn
             total += int(read_table(folder, manifest.of_role("index")[0], ROW)["nbytes"].sum())
     for file in manifest.files:
@@ -169,7 +179,7 @@ def verify(path: str | os.PathLike, progress: Progress | None = None) -> Verific
         report(done, total)
     damages += _places(folder, manifest, changed, {damage.file for damage in damages})
     nbytes = manifest.nbytes
-    if manifest.kind == "folder" and not damages:
+    if _file_per_sample(manifest) and not damages:
         damages, more = _small_files(folder, lambda nbytes: report(done + nbytes, total))
         nbytes += more
     listed = {file.name for file in manifest.files} | {NAME}
@@ -183,10 +193,18 @@ def verify(path: str | os.PathLike, progress: Progress | None = None) -> Verific
     )
 
 
+def _file_per_sample(manifest: Manifest) -> bool:
+    return manifest.kind in KINDS and _format(manifest.kind)[1].file_per_sample
+
+
+def _through_library(manifest: Manifest) -> bool:
+    return manifest.kind in KINDS and _format(manifest.kind)[1].through_library
+
+
 def _first_lost(folder: Path, manifest: Manifest, file: ManifestFile, damage: Damage) -> Damage:
     """Add to a file of the wrong length which record is the first that is not whole in it."""
     data = manifest.of_role("data")
-    if file not in data or manifest.kind in _LIBRARIES:
+    if file not in data or _through_library(manifest):
         return damage
     try:
         size = os.stat(folder / file.name).st_size
@@ -206,7 +224,7 @@ def _places(
     """Find the damaged records of changed files; a file without any is reported whole."""
     damages = []
     data = [file for file in changed if file.role == "data"]
-    if data and manifest.kind in _LIBRARIES:
+    if data and _through_library(manifest):
         what = "does not fit the SHA-256 of its manifest"
         return [Damage(str(folder / file.name), what) for file in changed]
     try:
@@ -259,7 +277,6 @@ def _small_files(folder: Path, report: Callable[[int], object]) -> tuple[list[Da
     """Read all files of the folder format; return the damages and the bytes that were read."""
     damages, nbytes, done = [], 0, 0
     with open_dataset(folder) as dataset:  # `_places` has opened it without an error
-        assert isinstance(dataset, FolderDataset)
         for number in range(dataset.count):
             with _collected(damages):
                 facts, contents = dataset.facts(number), dataset.stored(number)

@@ -1,10 +1,9 @@
-"""Records one after the other in files: TFRecord, and RecordIO with an index at its end."""
+"""Records one after the other in files: TFRecord, and what is framed in another way."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import struct
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import pairwise
@@ -30,7 +29,6 @@ from dlguide.errors import require_known
 
 # Files kept open at once; more would meet the limit of a process on data sets of many shards.
 _MOST_OPEN = 64
-_ENDS = 2**64 - 1
 # Larger records are read one at a time: cut out of a block that holds several they are copied.
 _LARGE = 1 << 15
 
@@ -65,45 +63,22 @@ class TFRecord:
         raise ValueError("its length does not fit the checksum of the length")
 
 
-class RecordIO:
-    """Our seekable record file: a header before each record, an index of offsets at the end.
-
-    A header holds length, CRC-32C of the record and CRC-32C of those two; the length 2^64 - 1
-    says that the last record has gone by. After it come the offset of each record (8 bytes
-    each), and in the last 32 bytes number of records, CRC-32C of the offsets and the mark. So
-    the file can be read from front to back when its end is lost, and then says that it is.
-    """
-
-    beginning, mark = b"dlguide-records1", b"dlguide-offsets1"
-    before_nbytes, after_nbytes = 16, 0
-    has_end = True
-
-    def frame(self, nbytes: int, crc: int) -> tuple[bytes, bytes]:
-        """Make the header; there is nothing after a record."""
-        head = struct.pack("<QI", nbytes, crc)
-        return head + struct.pack("<I", crc32c(head)), b""
-
-    def ending(self, offsets: np.ndarray) -> bytes:
-        """Make the end mark, the offsets and the last 32 bytes."""
-        table = np.asarray(offsets, "<u8").tobytes()
-        last = struct.pack("<QII", len(offsets), crc32c(table), 0) + self.mark
-        return self.frame(_ENDS, 0)[0] + table + last
-
-    def declared(self, head: bytes) -> int | None:
-        """Read a record's length from the bytes before it; None for the end mark."""
-        if head[12:] != struct.pack("<I", crc32c(head[:12])):
-            raise ValueError("its header does not fit the checksum of the header")
-        nbytes = int.from_bytes(head[:8], "little")
-        return None if nbytes == _ENDS else nbytes
-
-
 # The next step for a damaged file of records that belongs to no data set of `formats`.
 AGAIN = "Get the file again from its source, or repeat the conversion."
-FRAMINGS: dict[str, TFRecord | RecordIO] = {"tfrecord": TFRecord(), "recordio": RecordIO()}
+FRAMINGS: dict[str, TFRecord] = {"tfrecord": TFRecord()}  # other formats add theirs
+
+
+def framing_of(kind: str) -> TFRecord:
+    """Return how the records of a format are framed."""
+    if kind not in FRAMINGS:
+        from dlguide.data.formats import opening
+
+        opening.load_framings()
+    return FRAMINGS[require_known(kind, FRAMINGS, "kind")]
 
 
 def declared_nbytes(
-    framing: TFRecord | RecordIO, head: bytes, left: int, path: Path, number: int, at: int
+    framing: TFRecord, head: bytes, left: int, path: Path, number: int, at: int
 ) -> int | None:
     """Read a header, with `left` bytes from it to the file's end; None for the end mark.
 
@@ -132,7 +107,7 @@ def read_records(
 
     Args:
         path: of the file.
-        kind: "tfrecord" or "recordio".
+        kind: "tfrecord"; with the course installed also "recordio".
         first: number of its first record, for the errors.
 
     Returns:
@@ -141,7 +116,7 @@ def read_records(
     Raises:
         DamageError: where a checksum fails; names file, record and byte.
     """
-    path, framing = Path(path), FRAMINGS[require_known(kind, FRAMINGS, "kind")]
+    path, framing = Path(path), framing_of(kind)
     descriptor, size = open_file(path)
     number, offsets = first, []
     with os.fdopen(descriptor, "rb", BLOCK) as file:
@@ -183,7 +158,7 @@ def _masked(crc: int) -> bytes:
 
 
 class FramedWriter(DatasetWriter):
-    """Writes records one after the other: TFRecord or RecordIO, in one file or several."""
+    """Writes records one after the other, in one file or several."""
 
     _file = None
 
@@ -245,7 +220,7 @@ class FramedWriter(DatasetWriter):
 
 
 class FramedDataset(StoredDataset):
-    """Records one after the other in plain files: TFRecord or RecordIO."""
+    """Records one after the other in plain files."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         super().__init__(folder, manifest)

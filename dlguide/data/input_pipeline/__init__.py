@@ -30,7 +30,6 @@ from dlguide.data.input_pipeline.sources import (
     ArraySource,
     FileSource,
     FormatSource,
-    ShardSource,
     Source,
 )
 
@@ -49,6 +48,5 @@ __all__ = [
     "PaddedCrop",
     "Pipeline",
     "ResizedCrop",
-    "ShardSource",
     "Source",
 ]

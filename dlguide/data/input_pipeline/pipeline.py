@@ -152,7 +152,7 @@ class Pipeline:
 
     Args:
         source: a Dataset, the folder of a data set that `formats` wrote, a list of (path, label),
-            what a reader of `dlguide.data.readers` found, or a `Source`.
+            what a reader of `dlcourse.readers` found, or a `Source`.
         batch_per_rank: images per rank and step (count).
         rank: this rank.
         ranks: number of ranks (count).

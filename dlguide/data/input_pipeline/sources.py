@@ -1,4 +1,4 @@
-"""Where samples come from: arrays, files, data sets of `dlguide.data.formats`, published shards."""
+"""Where samples come from: arrays, files, data sets of `dlguide.data.formats`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +20,6 @@ from dlguide.data.datasets import Dataset
 from dlguide.data.formats.dataset import NAME, Damage, DamageError, open_file, read_exactly
 from dlguide.data.formats.sample import Sample
 from dlguide.errors import require, require_known
-
-if TYPE_CHECKING:
-    from dlguide.data.readers.imagenet_shards import Shards
-
 
 _REQUEST_NBYTES = 1 << 20
 
@@ -70,7 +66,8 @@ class Source(ABC):
         return np.array(labels, np.int32).reshape(len(labels), *self.label_shape)
 
 
-def _requests(nbytes: int) -> int:
+def requests(nbytes: int) -> int:
+    """Return into how many reads of the file system so many bytes are divided."""
     return max(1, math.ceil(nbytes / _REQUEST_NBYTES))
 
 
@@ -140,7 +137,7 @@ class FileSource(Source):
             finally:
                 os.close(descriptor)
             if throttle is not None:
-                throttle.take(1, _requests(nbytes), nbytes)
+                throttle.take(1, requests(nbytes), nbytes)
         return data, self.labels_of([self.labels[number] for number in numbers], numbers)
 
     def damaged(self, number: int, what: str) -> DamageError:
@@ -178,10 +175,6 @@ def _opened(path: Path) -> tuple[int, int]:
     return open_file(Path(os.path.realpath(path)))
 
 
-# Libraries that go through one handle, one thread at a time.
-_ONE_AT_A_TIME = ("lmdb", "hdf5")
-
-
 class FormatSource(Source):
     """A data set that `dlguide.data.formats` wrote; every record is compared with its checksum."""
 
@@ -190,7 +183,8 @@ class FormatSource(Source):
         with formats.open(self.path) as dataset:
             require(len(dataset) > 0, "source", "hold at least one sample", str(path))
             labels = dataset[0].labels
-            self.count, self.kind, self.name = len(dataset), dataset.kind, self.path.name
+            self.count, self.name = len(dataset), self.path.name
+            self._one_at_a_time = dataset.through_library
         self.label_shape = () if len(labels) == 1 else (len(labels),)
         self._handles: list[formats.StoredDataset] = []
         self._lock = threading.Lock()
@@ -208,8 +202,8 @@ class FormatSource(Source):
                 samples = dataset.neighbours(first, count)
                 found += samples
                 nbytes = sum(len(sample.data) for sample in samples)
-                requests = len(samples) if self.kind == "folder" else _requests(nbytes)
-                asked.append((dataset.opens - opens, requests, nbytes))
+                reads = len(samples) if dataset.file_per_sample else requests(nbytes)
+                asked.append((dataset.opens - opens, reads, nbytes))
         if throttle is not None:  # only now: where readers share a handle, the next one has it
             for each in asked:
                 throttle.take(*each)
@@ -232,7 +226,7 @@ class FormatSource(Source):
     @contextmanager
     def _dataset(self) -> Iterator[formats.StoredDataset]:
         """Give a handle that no other thread uses meanwhile."""
-        with self._lock if self.kind in _ONE_AT_A_TIME else nullcontext():
+        with self._lock if self._one_at_a_time else nullcontext():
             try:
                 handle = self._handles.pop()  # lists are safe to use from several threads
             except IndexError:
@@ -244,36 +238,11 @@ class FormatSource(Source):
 
     def __getstate__(self) -> dict[str, Any]:
         # Handles and the lock stay in their process.
-        kept = ("path", "count", "kind", "name", "label_shape")
+        kept = ("path", "count", "name", "label_shape", "_one_at_a_time")
         return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _handles=[], _lock=threading.Lock())
-
-
-class ShardSource(Source):
-    """The shards that `readers.imagenet_shards.read` found; each record is checked when read."""
-
-    def __init__(self, shards: Shards) -> None:
-        require(len(shards) > 0, "shards", "hold at least one record", len(shards))
-        self.shards, self.count = shards, len(shards)
-        self.name = f"shards of {shards.split}"
-
-    def read(self, numbers: np.ndarray, throttle: Any = None) -> tuple[Any, np.ndarray]:
-        found = [self.shards[number] for number in numbers.tolist()]
-        if throttle is not None:
-            for one in found:
-                throttle.take(1, _requests(len(one.encoded)), len(one.encoded))
-        labels = self.labels_of([(one.label,) for one in found], numbers)
-        return [one.encoded for one in found], labels
-
-    def damaged(self, number: int, what: str) -> DamageError:
-        return self.shards.damaged(number, what)
-
-    def checksum(self) -> int:
-        table = self.shards.table
-        names = " ".join(path.name for path in self.shards.paths)
-        return zlib.crc32(table.tobytes(), zlib.crc32(names.encode()))
 
 
 def as_source(source: Any, part: str = "train") -> Source:

@@ -7,9 +7,9 @@ from functools import partial
 import numpy as np
 
 from dlcourse.exercises.engine import Exercise, letter
+from dlcourse.experiments import ExperimentConfig
 from dlcourse.large_batches import train as train_recipe
 from dlguide.data import datasets
-from dlguide.training.experiments import ExperimentConfig
 from dlguide.training.schedules import EpochSchedule
 
 WARMUPS = {  # of first and last rate, epochs, each step's epoch, and share of the steps done

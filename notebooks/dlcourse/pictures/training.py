@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlcourse.experiments import confidence_interval
 from dlcourse.phases import StartUp
 from dlcourse.pictures import shapes
 from dlcourse.pictures.shapes import PLAIN, listed, note, series, titled
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure, legend
-from dlguide.training.experiments import confidence_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.bench.scaling import from_parts
+from dlcourse import step_breakdown
+from dlcourse.bench.scaling import from_parts
 from dlguide.cluster import Cluster
 from dlguide.errors import require_positive
 from dlguide.measure import Ratio, Timing, ratio
 from dlguide.scaling.step import StepTime
-from dlguide.training import step_breakdown
 
 STEPS, ROUNDS = 2, 60  # measured calls of a part in a round; the most rounds
 

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from dlcourse.readers.image_files import file_sample, read_image, read_lines, read_table
 from dlcourse.usecases.chest_xray.phantoms import FINDINGS, Radiograph
 from dlguide.data.formats.sample import Sample
-from dlguide.data.readers.image_files import file_sample, read_image, read_lines, read_table
 from dlguide.errors import DataError, MissingComponentError, require_known
 
 TABLE = "Data_Entry_2017.csv"

@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from dlcourse.readers.image_files import decode_image
+from dlcourse.synthetic import encoded, sample_rng
 from dlcourse.usecases.chest_xray import chestxray14, phantoms
 from dlcourse.usecases.chest_xray.model import normalisation
 from dlcourse.usecases.chest_xray.phantoms import FINDINGS, SMALLEST
@@ -33,8 +35,6 @@ from dlguide.data import formats, input_pipeline
 from dlguide.data.formats import Sample
 from dlguide.data.input_pipeline import CentreCrop, FileSource, Flip, Pipeline, ResizedCrop, Source
 from dlguide.data.input_pipeline.sources import as_source
-from dlguide.data.readers.image_files import decode_image
-from dlguide.data.synthetic import encoded, sample_rng
 from dlguide.errors import DataError, MissingComponentError, require, require_count
 from dlguide.files import new_folder
 

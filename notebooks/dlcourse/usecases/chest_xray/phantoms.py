@@ -21,7 +21,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from dlguide.data.synthetic import Samples, clouds, encoded, grid, sample_rng, smooth_step
+from dlcourse.synthetic import Samples, clouds, encoded, grid, sample_rng, smooth_step
 from dlguide.errors import require_count, require_known
 
 Grid, Random = np.ndarray, np.random.Generator

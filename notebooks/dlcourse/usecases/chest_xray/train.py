@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlcourse.step_breakdown import StepWorker, TimedStep, classifier_worker
 from dlcourse.usecases.chest_xray import data, phantoms, report
 from dlcourse.usecases.chest_xray import model as nets
 from dlcourse.usecases.chest_xray.data import Collection
@@ -30,7 +31,6 @@ from dlguide.measure import digest_of
 from dlguide.training import CheckpointConfig, FitConfig, connect, devices, fit
 from dlguide.training import schedules as recipes
 from dlguide.training.schedules import EpochSchedule
-from dlguide.training.step_breakdown import StepWorker, TimedStep, classifier_worker
 
 if TYPE_CHECKING:
     import keras

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from dlcourse import synthetic
+from dlcourse.readers import imagenet, imagenet_shards
 from dlcourse.usecases.imagenet.recipe import DEVIATION, MEAN, TrainingRecipe
-from dlguide.data import input_pipeline, synthetic
+from dlguide.data import input_pipeline
 from dlguide.data.datasets import Dataset
 from dlguide.data.input_pipeline import Pipeline
-from dlguide.data.readers import imagenet, imagenet_shards
 from dlguide.errors import DataError, MissingComponentError
 
 FOLDERS, SHARDS = "class folders", "TFRecord shards"
@@ -132,7 +133,7 @@ def pipelines(
     else:
         sources = (data.train, data.test)
         if data.form == SHARDS:
-            sources = tuple(input_pipeline.ShardSource(one) for one in sources)
+            sources = tuple(imagenet_shards.ShardSource(one) for one in sources)
         options |= {"name": f"ImageNet ({data.form})", "readers": 4}
         parts = ((one, {}) for one in sources)
     batch = recipe.batch_per_worker

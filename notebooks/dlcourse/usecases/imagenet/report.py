@@ -9,12 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlcourse import explained, pictures
+from dlcourse import explained, pictures, storage
 from dlcourse.usecases import report
 from dlcourse.usecases.imagenet.recipe import GUIDE, TrainingRecipe
 from dlcourse.usecases.report import Finding
 from dlguide import published
-from dlguide.scaling import storage
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlcourse.step_breakdown import StepWorker, TimedStep, classifier_worker
 from dlcourse.usecases.imagenet import data
 from dlcourse.usecases.imagenet.recipe import CHANGES, GUIDE, SMALL, TrainingRecipe
 from dlcourse.usecases.imagenet.report import Branch, Curve, Outcome
@@ -32,7 +33,6 @@ from dlguide.training.config import CheckpointConfig, FitConfig, describe
 from dlguide.training.devices import connect, require_device
 from dlguide.training.schedules import CollapsedDecay
 from dlguide.training.step import evaluator, top_k
-from dlguide.training.step_breakdown import StepWorker, TimedStep, classifier_worker
 
 if TYPE_CHECKING:
     import keras

@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dlcourse.usecases.video.street_scenes import Frame, Label
-from dlguide.data.formats.sample import Sample
-from dlguide.data.readers.image_files import (
+from dlcourse.readers.image_files import (
     file_sample,
     read_image,
     read_lines,
     require_existing,
 )
-from dlguide.data.synthetic import Samples
+from dlcourse.synthetic import Samples
+from dlcourse.usecases.video.street_scenes import Frame, Label
+from dlguide.data.formats.sample import Sample
 from dlguide.errors import DataError, require, require_count
 
 IMAGES, LABELS = "image_02", "label_02"

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 from PIL import Image, ImageDraw
 
-from dlguide.data.synthetic import Samples, clouds, encoded, sample_rng
+from dlcourse.synthetic import Samples, clouds, encoded, sample_rng
 from dlguide.errors import require_count
 
 # KITTI's left colour camera: size of its images (pixels), focal length and centre (pixels).

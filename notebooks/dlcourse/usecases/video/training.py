@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlcourse.step_breakdown import StepWorker, TimedStep
 from dlcourse.usecases.plan import Rehearsal
 from dlcourse.usecases.run import Option
 from dlcourse.usecases.video import baselines, data, nets
@@ -27,7 +28,6 @@ from dlguide.training import checkpoint as checkpoints
 from dlguide.training.checkpoint import CheckpointError
 from dlguide.training.devices import connect
 from dlguide.training.divergence import DivergedError
-from dlguide.training.step_breakdown import StepWorker, TimedStep
 from dlguide.training.trainer import Clock
 
 if TYPE_CHECKING:

@@ -1,0 +1,65 @@
+"""Where modules of earlier versions are now: an import of their old names says it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+# Old name -> new one: what only lessons use is in the course's package.
+MOVED = {
+    "dlguide.bench.io": "dlcourse.bench.io",
+    "dlguide.bench.onednn": "dlcourse.bench.onednn",
+    "dlguide.bench.scaling": "dlcourse.bench.scaling",
+    "dlguide.bench.streams": "dlcourse.bench.streams",
+    "dlguide.cluster.box": "dlcourse.box",
+    "dlguide.data.input_pipeline.ShardSource": "dlcourse.readers.imagenet_shards",
+    "dlguide.data.readers": "dlcourse.readers",
+    "dlguide.data.synthetic": "dlcourse.synthetic",
+    "dlguide.machine.libraries": "dlcourse.libraries",
+    "dlguide.machine.onednn": "dlcourse.onednn",
+    "dlguide.measure.horovod_timeline": "dlcourse.horovod_timeline",
+    "dlguide.measure.utilisation": "dlcourse.utilisation",
+    "dlguide.parallel.MeshLayout": "dlcourse.parallel.mesh",
+    "dlguide.parallel.MixtureOfExperts": "dlcourse.parallel.experts",
+    "dlguide.parallel.PipelineParallel": "dlcourse.parallel.pipeline",
+    "dlguide.parallel.TensorParallelModel": "dlcourse.parallel.tensor",
+    "dlguide.parallel.choose_layout": "dlcourse.parallel.layout_planner",
+    "dlguide.parallel.context": "dlcourse.parallel.context",
+    "dlguide.parallel.experts": "dlcourse.parallel.experts",
+    "dlguide.parallel.layout_planner": "dlcourse.parallel.layout_planner",
+    "dlguide.parallel.mesh": "dlcourse.parallel.mesh",
+    "dlguide.parallel.overlap": "dlcourse.parallel.overlap",
+    "dlguide.parallel.parameter_server": "dlcourse.parallel.parameter_server",
+    "dlguide.parallel.pipeline": "dlcourse.parallel.pipeline",
+    "dlguide.parallel.pipeline_schedule": "dlcourse.parallel.pipeline_schedule",
+    "dlguide.parallel.plan_layout": "dlcourse.parallel.layout_planner",
+    "dlguide.parallel.ring_attention": "dlcourse.parallel.context",
+    "dlguide.parallel.tensor": "dlcourse.parallel.tensor",
+    "dlguide.parallel.ulysses_attention": "dlcourse.parallel.context",
+    "dlguide.plots.timeline": "dlcourse.pictures.timeline",
+    "dlguide.scaling.simulate": "dlcourse.simulate",
+    "dlguide.scaling.storage": "dlcourse.storage",
+    "dlguide.search": "dlcourse.search",
+    "dlguide.training.audit": "dlcourse.audit",
+    "dlguide.training.experiments": "dlcourse.experiments",
+    "dlguide.training.step_breakdown": "dlcourse.step_breakdown",
+}
+
+
+class Finder:
+    """Asked by Python's import after all others: raises for a name that has moved."""
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> Any:
+        """Return None for every other name."""
+        if name in MOVED:
+            then = "which comes with the course (`make setup` in a clone)"
+            raise ImportError(f"`{name}` is now in `{MOVED[name]}`, {then}.")
+
+
+if Finder not in sys.meta_path:
+    sys.meta_path.append(Finder)

@@ -1,0 +1,148 @@
+"""Inference with many streams of few threads or few streams of many: throughput and latency.
+
+A stream is a process that answers one batch after another. s streams of t threads share the same
+s x t cores. Little's law holds for all: batches in flight = batches/s x latency. The rate comes
+from the time of whole turns, not from the latencies, so that the law can be checked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import ExitStack
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from dlcourse.bench.onednn import require_equal_work
+from dlguide import models
+from dlguide.bench.worker import START_S, STEP_S, WorkerProcess, ask_all
+from dlguide.errors import require_count, require_known, require_positive
+from dlguide.machine import Machine, describe, threads
+from dlguide.measure import Timing
+
+LATE = 0.95  # the quantile that is quoted for the slow answers
+TURNS = 5  # of each split
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamSplit:
+    """One way to divide the cores: latencies of all batches, images/s of each whole turn."""
+
+    streams: int
+    threads: int
+    batch_per_rank: int
+    latency: Timing
+    images_per_s: tuple[float, ...]
+    answer: tuple[float, float]
+
+    @property
+    def median_images_per_s(self) -> float:
+        """Median over the turns."""
+        return float(np.median(self.images_per_s))
+
+    @property
+    def late_s(self) -> float:
+        """The latency that 95 % of the answers do not exceed (s)."""
+        return float(np.quantile(self.latency.seconds, LATE))
+
+    @property
+    def under_way(self) -> float:
+        """Batches in flight by Little's law: images/s x latency / batch, means of all turns.
+
+        It is less than the number of streams by what they waited for, such as their next request.
+        """
+        every = self.latency.seconds + self.latency.warmup_s
+        return float(np.mean(self.images_per_s) * np.mean(every)) / self.batch_per_rank
+
+
+def compare(
+    net: str = "mnist_cnn",
+    batch_per_rank: int = 1,
+    image: int | None = None,
+    seconds: float = 10.0,
+    seed: int = 0,
+    machine: Machine | None = None,
+) -> list[StreamSplit]:
+    """Measure inference for 1, 2, 4, ... streams up to one per core on the same cores.
+
+    Each stream is a process, bound to its cores by `threads.plan` and with as many threads as
+    cores. All streams have the same net and the same images; their first answers must agree. The
+    splits take turns, so the processes of all of them are in memory together.
+
+    Args:
+        net: a net that `models.build` knows.
+        batch_per_rank: images of one answer of a stream.
+        image: height and width of the images (pixels); None for the net's default.
+        seconds: time of all turns together (s).
+        machine: the machine with the cores; None for this one.
+
+    Raises:
+        ValueError: if an argument is invalid.
+        RuntimeError: if streams compute different answers, or a process fails.
+    """
+    machine = describe() if machine is None else machine
+    cores = machine.usable_cores
+    splits = sorted({2**power for power in range(cores.bit_length())} | {cores})
+    require_known(net, models.names("digits", "imagenet"), "net")
+    require_count(batch_per_rank, "batch_per_rank")
+    require_positive(seconds, "seconds")
+    plans = [threads.plan(machine, each) for each in splits]
+    work = {"net": net, "batch_per_rank": batch_per_rank, "image": image, "seed": seed}
+    measured = _measure(plans, work, seconds / (len(plans) * TURNS))
+    require_equal_work(
+        [digest for _, digest in measured],
+        {"infer": [split.answer for split, _ in measured]},
+    )
+    return [split for split, _ in measured]
+
+
+def table(splits: Sequence[StreamSplit]) -> str:
+    """Format splits as a table."""
+    lines = ["streams  threads  images/s  median latency (ms)  95 of 100 within (ms)  under way"]
+    lines += [
+        f"{each.streams:7} {each.threads:8} {each.median_images_per_s:9.0f} "
+        f"{1e3 * each.latency.median:20.3g} {1e3 * each.late_s:22.3g} {each.under_way:10.2f}"
+        for each in splits
+    ]
+    return "\n".join(lines)
+
+
+def _measure(
+    plans: Sequence[threads.ThreadPlan], work: dict[str, Any], share_s: float
+) -> list[tuple[StreamSplit, str]]:
+    """Start the streams of all splits, check that they agree, let the splits take turns."""
+    batch = work["batch_per_rank"]
+    found = []
+    with ExitStack() as stack:
+        running = []
+        for plan in plans:
+            streams = [stack.enter_context(WorkerProcess()) for _ in range(plan.ranks)]
+            for rank, stream in enumerate(streams):
+                stream.ask("build", plan=dataclasses.asdict(plan), rank=rank, **work)
+            running.append(streams)
+        built = [[stream.answer(START_S) for stream in streams] for streams in running]
+        answers = [ask_all(streams, START_S, "check", mode="infer") for streams in running]
+        for each, came in zip(built, answers, strict=True):
+            require_equal_work([one["digest"] for one in each], {"infer": came})
+        latencies: list[list[float]] = [[] for _ in plans]
+        first: list[list[float]] = [[] for _ in plans]
+        rates: list[list[float]] = [[] for _ in plans]
+        # one more turn goes first, to warm up threads and caches
+        for turn in range(TURNS + 1):
+            for k, streams in enumerate(running):
+                begin = perf_counter()
+                took = ask_all(streams, share_s + STEP_S, "run", mode="infer", seconds=share_s)
+                wall_s = perf_counter() - begin
+                if turn:
+                    rates[k].append(batch * sum(map(len, took)) / wall_s)
+                    first[k] += [each[0] for each in took]
+                    latencies[k] += [second for each in took for second in each[1:]]
+    for k, plan in enumerate(plans):
+        timing, answer = Timing(tuple(latencies[k]), tuple(first[k])), answers[k][0]
+        split = StreamSplit(
+            plan.ranks, plan.threads, batch, timing, tuple(rates[k]), (answer[0], answer[1])
+        )
+        found.append((split, built[k][0]["digest"]))
+    return found

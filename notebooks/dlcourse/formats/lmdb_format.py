@@ -1,0 +1,180 @@
+"""LMDB: a memory-mapped B+ tree, one key per sample."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dlguide.data.formats.dataset import (
+    Damage,
+    DamageError,
+    Manifest,
+    ManifestFile,
+    StoredDataset,
+)
+from dlguide.data.formats.writer import PackingWriter, hash_file
+from dlguide.errors import DataError
+
+DATA = "data.mdb"
+_FIRST_MAP_NBYTES = 1 << 24
+_LEAST_FREE_NBYTES = 1 << 20  # less is a full disk
+
+
+class LmdbWriter(PackingWriter):
+    """Writes samples under growing keys, in transactions of a few megabytes."""
+
+    kind = "lmdb"
+    _environment: Any = None
+
+    def begin(self) -> None:
+        import lmdb
+
+        self._full, self._error = lmdb.MapFullError, lmdb.Error
+        self._map_nbytes = _FIRST_MAP_NBYTES
+        # `sync=False`: the file is brought to the disk once, before the rename.
+        self._environment = lmdb.open(
+            str(self.folder / DATA),
+            map_size=self._map_nbytes,
+            subdir=False,
+            lock=False,
+            sync=False,
+            metasync=False,
+        )
+
+    def finish(self) -> list[ManifestFile]:
+        self.flush()
+        try:
+            self._environment.sync(True)
+        except self._error as error:
+            raise self._cannot_write(error) from error
+        self.close()
+        return [hash_file(self.folder / DATA, "data", self.count)]
+
+    def close(self) -> None:
+        if self._environment is not None:
+            self._environment.close()
+
+    def store(self, payloads: list[bytes]) -> None:
+        while True:
+            try:
+                with self._environment.begin(write=True) as transaction:
+                    for number, payload in enumerate(payloads, self.stored):
+                        transaction.put(_key(number), payload, append=True)
+                return
+            except self._full:
+                self._map_nbytes = max(2 * self._map_nbytes, 4 * sum(map(len, payloads)))
+                self._environment.set_mapsize(self._map_nbytes)
+            except self._error as error:
+                raise self._cannot_write(error) from error
+
+    def _cannot_write(self, error: Exception) -> OSError:
+        """Make the error; LMDB calls a full disk "Input/output error"."""
+        path = self.folder / DATA
+        if shutil.disk_usage(self.folder).free < _LEAST_FREE_NBYTES:
+            return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return OSError(f"LMDB cannot write {path}: {error}")
+
+
+# py-lmdb opens a file once in a process, so readers share it: environment and number of readers. A
+# child goes on with the maps of its parent after a fork: they are read without locks.
+_OPEN: dict[tuple[int, int], list[Any]] = {}
+_LOCK = threading.RLock()
+# A child must not begin with a lock that another thread of its parent held.
+os.register_at_fork(
+    before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release
+)
+
+
+def _take(path: Path) -> tuple[Any, tuple[int, int]]:
+    """Open a file, or share it; return its environment and the key to give it back."""
+    import lmdb
+
+    found = os.stat(path)
+    key = found.st_dev, found.st_ino
+    with _LOCK:
+        if key not in _OPEN:
+            opened = lmdb.open(str(path), subdir=False, readonly=True, lock=False, max_readers=1)
+            _OPEN[key] = [opened, 0]
+        _OPEN[key][1] += 1
+        return _OPEN[key][0], key
+
+
+def _give_back(key: tuple[int, int]) -> None:
+    """Close the file when this was its last reader."""
+    with _LOCK:
+        _OPEN[key][1] -= 1
+        if not _OPEN[key][1]:
+            _OPEN.pop(key)[0].close()
+
+
+class LmdbDataset(StoredDataset):
+    """Reads samples through LMDB, which follows the pointers in its file without checking them.
+
+    So a damaged pointer, or a file that is cut while it is mapped, can end the process. Damaged
+    samples are reported by their checksums; `formats.verify` reads the file without LMDB.
+    """
+
+    through_library = True
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        import lmdb
+
+        super().__init__(folder, manifest)
+        self.check_bounds()
+        path = self.data_file()
+        self.opens += 2  # to check it, to map it
+        self._error = lmdb.Error
+        try:
+            environment, key = _take(path)
+            self._give_back = weakref.finalize(self, _give_back, key)  # also without `close`
+            self._give_back.atexit = False
+            self._transaction = environment.begin(buffers=True)
+        except (lmdb.CorruptedError, lmdb.InvalidError, lmdb.VersionMismatchError) as error:
+            raise DamageError(Damage(str(path), f"LMDB cannot open it: {error}")) from error
+        except lmdb.Error as error:
+            then = "If this process has opened it with `lmdb.open` itself, close that first."
+            raise DataError(f"LMDB cannot open {path}: {error} {then}") from error
+
+    def stored(self, number: int) -> bytes:
+        try:
+            found = self._transaction.get(_key(number))
+        except self._error as error:
+            raise self.damaged(number, f"LMDB cannot read it: {error}") from error
+        if found is None:
+            raise self.damaged(number, "LMDB does not find it")
+        return bytes(found)
+
+    def records(self, checked: bool = False) -> Iterator[bytes]:
+        number = 0
+        try:
+            for key, value in self._transaction.cursor().iternext():
+                if bytes(key) != _key(number):
+                    what = f"LMDB has the key {bytes(key)!r} where {_key(number)!r} belongs"
+                    raise self.damaged(None, what)
+                yield bytes(value)
+                number += 1
+        except self._error as error:
+            raise self.damaged(None, f"LMDB cannot read on at record {number}: {error}") from error
+
+    def place(self, number: int, file: int, offset: int) -> tuple[str, int | None]:
+        """Name no byte of the file: LMDB puts values where it likes."""
+        return self.data[0].name, None
+
+    def close(self) -> None:
+        if not self.closed:
+            self._transaction.abort()
+            self._give_back()
+        super().close()
+
+
+def _key(number: int) -> bytes:
+    return b"%012d" % number
+
+
+FORMAT = (LmdbWriter, LmdbDataset)

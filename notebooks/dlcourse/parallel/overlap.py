@@ -1,0 +1,491 @@
+"""Overlap of gradient exchange and computing: predicted, and run layer by layer on real ranks.
+
+    at the end    step = B + F + message of all bytes
+    overlapped    step >= max(B, first gradient ready + all messages) + F
+    priority      step >= max(B + F, first gradient ready + all messages)
+
+B and F are the times of the backward and the next forward pass. A step lasts here from the start
+of the backward pass to the end of the forward pass that follows, because that is what waits.
+
+    with BucketedOverlap(net, comm, "overlapped") as trainer:
+        for images, labels in shard:
+            loss = trainer.step(images, labels)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from dlguide.collectives import allreduce
+from dlguide.collectives.agreement import agree_or_raise, clock_offset, require_equal
+from dlguide.collectives.autotune import table_of
+from dlguide.collectives.buffers import segments
+from dlguide.collectives.communicator import require_threads
+from dlguide.errors import require, require_count, require_known, require_positive
+from dlguide.scaling import costs
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+
+    from dlguide.models import Cost
+
+BACKWARD, EXCHANGE, FORWARD = "backward", "exchange", "forward"
+_UPDATE, _NONE = "update", -1
+SCHEDULES = {
+    "end": "one message when the backward pass is over",
+    "layerwise": "one message after each layer, computing waits",
+    "overlapped": "one message after each layer, computing goes on",
+    "priority": "as overlapped, and the layer nearest to the input goes first",
+}
+
+
+@dataclass(frozen=True)
+class TraceEvent:
+    """A layer backward, its exchange (`layer` None: of all layers) or a layer forward (s)."""
+
+    kind: str
+    layer: int | None
+    start_s: float
+    end_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Duration (s)."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True)
+class OverlapStep:
+    """One step, predicted or measured: a backward pass, its exchange, the next forward pass.
+
+    `exposed_s` is the part of the step in which nothing is computed, and
+
+        overlap = 1 - exposed / exchange
+
+    the share of the exchange that is hidden behind computing. It is not clipped: a measured
+    overlap below 0 (longer together than one after the other) is disturbance, waiting or chance.
+    """
+
+    name: str
+    intervals: tuple[TraceEvent, ...]
+
+    @property
+    def step_s(self) -> float:
+        """From the start of the first event to the end of the last one (s)."""
+        begin = min(each.start_s for each in self.intervals)
+        return max(each.end_s for each in self.intervals) - begin
+
+    @property
+    def computing_s(self) -> float:
+        """Time of all events except messages (s)."""
+        return sum(each.seconds for each in self.intervals if each.kind != EXCHANGE)
+
+    @property
+    def exchange_s(self) -> float:
+        """Time of all messages (s)."""
+        return sum(each.seconds for each in self.intervals if each.kind == EXCHANGE)
+
+    @property
+    def exposed_s(self) -> float:
+        """Time of the step in which nothing is computed (s)."""
+        return self.step_s - self.computing_s
+
+    @property
+    def overlap(self) -> float:
+        """Share of the exchange that is hidden; 0.0 when there is no exchange."""
+        return 1 - self.exposed_s / self.exchange_s if self.exchange_s > 0 else 0.0
+
+
+def predict(
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    nbytes: Sequence[int],
+    schedule: str,
+    ranks: int,
+    latency_s: float,
+    bytes_per_s: float,
+    slice_bytes: int | None = None,
+) -> OverlapStep:
+    """Predict one step of a schedule, for ranks of equal speed.
+
+    Backward goes from the last layer to layer 0. One message travels at a time, and none is
+    interrupted. Forward of a layer waits for that layer's gradient only; the update takes no
+    time. An exchange takes the time of a ring allreduce (`scaling.costs`), also while the rank
+    computes: this assumes another core or a network card that does the work of the exchange.
+
+    Args:
+        forward_s: time of each layer forward, from the input on.
+        backward_s: time of each layer backward, from the input on.
+        nbytes: gradient of each layer.
+        schedule: one of `SCHEDULES`.
+        bytes_per_s: speed of one link in one direction.
+        slice_bytes: cut larger gradients into messages of at most this size, so that a layer of
+            higher priority can overtake a large one; None does not cut. "end" never does.
+
+    Returns:
+        OverlapStep: its events; the backward pass starts at 0.
+
+    Raises:
+        ValueError: when the schedule is unknown or the lists do not fit.
+
+    Source:
+        Layer by layer: Awan et al., S-Caffe, PPoPP (2017). First layers first, in slices:
+        Jayarajan et al., P3, MLSys (2019), arXiv:1905.03960.
+    """
+    require_known(schedule, SCHEDULES, "schedule")
+    require_count(ranks, "ranks")
+    require(len(nbytes) > 0, "nbytes", "hold at least one layer", list(nbytes))
+    for name, row in (("forward_s", forward_s), ("backward_s", backward_s), ("nbytes", nbytes)):
+        fits = len(row) == len(nbytes)
+        require(fits, name, f"hold one number for each of {len(nbytes)} layers", len(row))
+        require(min(row) >= 0, name, "hold no negative number", list(row))
+    link = costs.Link(latency_s, bytes_per_s)
+    seconds = partial(costs.allreduce, "ring", workers=ranks, link=link)
+    backward, now = [], 0.0
+    for layer in reversed(range(len(nbytes))):
+        backward.append(TraceEvent(BACKWARD, layer, now, now + backward_s[layer]))
+        now += backward_s[layer]
+        if schedule == "layerwise":
+            now += sum(map(seconds, _slices(nbytes[layer], slice_bytes)))
+    ready = [
+        (each.end_s, each.layer, seconds(part))
+        for each in backward
+        for part in _slices(nbytes[each.layer], slice_bytes)
+    ]
+    if schedule == "end":
+        ready = [(now, None, seconds(sum(nbytes)))]
+    sent = _sent(ready, schedule == "priority")
+    forward, free_s = [], backward[-1].end_s
+    for layer, took_s in enumerate(forward_s):
+        needed = [each.end_s for each in sent if each.layer in (None, layer)]
+        start_s = max(free_s, *needed)
+        forward.append(TraceEvent(FORWARD, layer, start_s, free_s := start_s + took_s))
+    return OverlapStep(schedule, (*backward, *sent, *forward))
+
+
+def split_by_layer(cost: Cost, step_s: float) -> tuple[list[float], list[float], list[int]]:
+    """Divide the measured or published time of a step among the layers of a net.
+
+    Each layer with weights, together with those behind it up to the next one with weights, is one
+    row. Times are divided by flops, backward twice forward; layers really reach different speeds.
+
+    Returns:
+        tuple: forward times (s), backward times (s) and gradient sizes (bytes), for `predict`.
+    """
+    require_positive(step_s, "step_s")
+    flops, nbytes = [0.0], []
+    for layer in cost.layers:
+        if layer.trainable:
+            if nbytes:
+                flops.append(0.0)
+            nbytes.append(4 * layer.trainable)
+        flops[-1] += layer.flops
+    require(bool(nbytes), "cost", "have a layer that is trained", cost.name)
+    forward_s = [step_s * each / sum(flops) / 3 for each in flops]
+    return forward_s, [2 * each for each in forward_s], nbytes
+
+
+class LayeredNet(Protocol):
+    """A net as `BucketedOverlap` needs it: a sequence of layers, each with its own gradient."""
+
+    sizes: list[int]  # weights of each layer, at least one
+    dtype: str  # of all gradients
+    loss: float  # sum over the samples of the last batch
+    kinds: list[str]  # describe what must be equal on all ranks
+
+    def begin(self, images: Any, labels: Any) -> int:
+        """Take a batch and return its number of samples; raises a ValueError if it does not fit."""
+
+    def forward(self, layer: int) -> None:
+        """Compute one layer forward, from 0 on."""
+
+    def backward(self, layer: int, gradient: np.ndarray) -> None:
+        """Compute one layer backward and write the sum over samples of its gradient."""
+
+    def update(self, layer: int, gradient: np.ndarray) -> None:
+        """Change the weights of one layer by the mean gradient of all samples."""
+
+
+class BucketedOverlap:
+    """Trains a net data-parallel and sums the gradients layer by layer.
+
+    A layer's gradient is summed over ranks after its backward pass, by the given schedule, and
+    the weights are updated just before the layer's next forward pass: so `step` returns while
+    gradients may still be in flight, and `finish` waits for them. The result is that of one
+    process with the batches of all ranks, whatever the schedule. Each message carries one more
+    number, the rank's samples: gradients are sums over samples and are divided by all samples, so
+    batches may differ in size. Every rank must call, with its own part of the batch, and the nets
+    must start with equal weights.
+
+    Batch normalisation sees the rank's own samples only; dropout masks differ between ranks.
+
+    Args:
+        net: the same on all ranks.
+        schedule: a key of `SCHEDULES`.
+        slice_bytes: largest message of a layer; None for one message per layer.
+
+    Raises:
+        ValueError: on all ranks alike, when arguments or nets differ, or MPI allows no threads.
+
+    Source:
+        Awan et al., S-Caffe, PPoPP (2017): gradients of a layer travel while the next is computed.
+    """
+
+    def __init__(
+        self,
+        net: LayeredNet,
+        comm: Comm,
+        schedule: str = "overlapped",
+        slice_bytes: int | None = None,
+    ) -> None:
+        require_equal(
+            comm, schedule=schedule, slice_bytes=slice_bytes, layers=(net.kinds, net.dtype)
+        )
+        with agree_or_raise(comm):
+            require_known(schedule, SCHEDULES, "schedule")
+            if slice_bytes is not None:
+                require_count(slice_bytes, "slice_bytes")
+            if schedule in ("overlapped", "priority"):
+                require_threads()
+        self.net, self.comm, self.schedule = net, comm, schedule
+        self.steps: list[OverlapStep] = []
+        self._intervals: list[TraceEvent] = []
+        offset_s = clock_offset(comm)
+        self._now = lambda: perf_counter() + offset_s
+        ends = np.cumsum([size + 1 for size in net.sizes])
+        self._flat = np.zeros(ends[-1], net.dtype)
+        self._rows = np.split(self._flat, ends[:-1])
+        self._pending: set[int] = set()
+        self._cut = [_sliced(row, slice_bytes) for row in self._rows]
+        self._closed = False
+        self._thread: BackgroundAllreduce | None = None
+        if schedule in ("overlapped", "priority"):
+            priority = schedule == "priority"
+            self._thread = BackgroundAllreduce(comm, self._cut, priority, self._now)
+
+    def step(self, images: Any, labels: Any) -> float:
+        """Train on one batch and return its mean loss on this rank; every rank must call."""
+        net, layers = self.net, range(len(self._rows))
+        with agree_or_raise(self.comm):
+            require(not self._closed, "trainer", "be open", "closed", "Make another one.")
+            samples = net.begin(images, labels)
+            require(samples > 0, "images", "hold at least one sample", samples)
+        for layer in layers:
+            self._update(layer)
+            self._timed(FORWARD, layer, net.forward, layer)
+        self._keep_step()
+        for layer in reversed(layers):
+            row = self._rows[layer]
+            self._timed(BACKWARD, layer, net.backward, layer, row[:-1])
+            row[-1] = samples
+            self._pending.add(layer)
+            if self._thread is not None:
+                self._thread.submit(layer)
+            elif self.schedule == "layerwise":
+                for piece in self._cut[layer]:
+                    self._timed(EXCHANGE, layer, self._sum, piece)
+        if self.schedule == "end":
+            self._timed(EXCHANGE, None, self._sum, self._flat)
+        return net.loss / samples
+
+    def finish(self) -> None:
+        """Wait for all gradients and update the weights; every rank must call."""
+        for layer in range(len(self._rows)):
+            self._update(layer)
+        self._intervals.clear()
+        if self._thread is not None:
+            self._thread.intervals.clear()
+
+    def close(self, wait: bool = True) -> None:
+        """End the thread that exchanges; every rank must call."""
+        self._closed = True
+        if self._thread is not None:
+            self._thread.close(wait)
+
+    def __enter__(self) -> BucketedOverlap:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.finish()
+        self.close(wait=kind is None)
+
+    def _sum(self, array: np.ndarray) -> None:
+        allreduce(array, self.comm, check=False)
+
+    def _update(self, layer: int) -> None:
+        """Update a layer whose gradient is on its way, once it has arrived."""
+        if layer in self._pending:
+            if self._thread is not None:
+                self._thread.wait_for(layer)
+            self._timed(_UPDATE, layer, self._change, layer)
+            self._pending.discard(layer)
+
+    def _change(self, layer: int) -> None:
+        row = self._rows[layer]
+        row[:-1] /= row[-1]  # the number of samples of all ranks
+        self.net.update(layer, row[:-1])
+
+    def _timed(self, kind: str, layer: int | None, call: Any, *arguments: Any) -> None:
+        start_s = self._now()
+        call(*arguments)
+        self._intervals.append(TraceEvent(kind, layer, start_s, self._now()))
+
+    def _keep_step(self) -> None:
+        """Record the step since the last backward pass; all its messages have arrived."""
+        found, self._intervals = self._intervals, []
+        if self._thread is not None:
+            found += self._thread.intervals
+            self._thread.intervals.clear()
+        if any(each.kind == BACKWARD for each in found):
+            self.steps.append(OverlapStep(self.schedule, tuple(found)))
+
+
+def measure(
+    make: Callable[[], LayeredNet],
+    comm: Comm,
+    images: Any,
+    labels: Any = None,
+    schedules: Sequence[str] = tuple(SCHEDULES),
+    repeats: int = 9,
+    warmup: int = 3,
+) -> dict[str, tuple[OverlapStep, ...]]:
+    """Train with each schedule in turn and return the times of its steps; every rank must call.
+
+    Args:
+        make: returns the net, with the same weights each time.
+        images: this rank's samples, the same batch in every step.
+        repeats: steps that are returned, after `warmup` others.
+
+    Returns:
+        dict: for each schedule this rank's steps.
+
+    Raises:
+        ValueError: as `BucketedOverlap` does.
+    """
+    require_count(repeats, "repeats")
+    require_count(warmup, "warmup", least=0)
+    found = {}
+    for name in schedules:
+        comm.Barrier()
+        with BucketedOverlap(make(), comm, name) as trainer:
+            # a step ends with the forward pass of the next one
+            for _ in range(warmup + repeats + 1):
+                trainer.step(images, labels)
+        found[name] = tuple(trainer.steps[warmup:])
+    return found
+
+
+class BackgroundAllreduce:
+    """Sums the pieces of layers over all ranks, one after the other, in a separate thread.
+
+    With priorities the ranks could choose differently, and sums would be mixed up: so rank 0 takes
+    the next piece of its ready layer nearest to the input and broadcasts which; the others wait
+    until they have that layer. They will, because computing never waits for a later layer.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        pieces: Sequence[Sequence[np.ndarray]],
+        priority: bool,
+        now: Callable[[], float] = perf_counter,
+    ) -> None:
+        self.comm, self.pieces, self.priority, self.now = comm.Dup(), pieces, priority, now
+        self.table = table_of(self.comm)
+        self.intervals: list[TraceEvent] = []
+        self.error: BaseException | None = None
+        self._waiting: dict[int, list[np.ndarray]] = {}  # by layer, the first to be ready first
+        self._closing = False
+        self._changed = threading.Condition()
+        # a daemon: a rank that fails must end without waiting for messages
+        self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
+        self._thread.start()
+
+    def submit(self, layer: int) -> None:
+        """Queue a layer whose gradient is ready; returns at once."""
+        with self._changed:
+            self._waiting[layer] = list(self.pieces[layer])
+            self._changed.notify_all()
+
+    def wait_for(self, layer: int) -> None:
+        """Wait until no piece of a layer is queued or in flight."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.error is not None or layer not in self._waiting)
+        if self.error is not None:
+            raise RuntimeError(f"The exchange of gradients failed: {self.error}") from self.error
+
+    def close(self, wait: bool = True) -> None:
+        """End the thread when all pieces have been summed; every rank must call."""
+        with self._changed:
+            again, self._closing = self._closing, True
+            self._changed.notify_all()
+        if wait and not again:
+            self._thread.join()
+            if self.error is None:
+                self.comm.Free()
+
+    def _run(self) -> None:
+        try:
+            while (layer := self._next()) != _NONE:
+                pieces, start_s = self._waiting[layer], self.now()
+                allreduce(pieces[0], self.comm, table=self.table, check=False)
+                done = TraceEvent(EXCHANGE, layer, start_s, self.now())
+                with self._changed:
+                    self.intervals.append(done)
+                    pieces.pop(0)
+                    if not pieces:
+                        del self._waiting[layer]
+                    self._changed.notify_all()
+        except BaseException as error:
+            with self._changed:
+                self.error = error
+                self._changed.notify_all()
+
+    def _next(self) -> int:
+        """Choose the layer whose next piece is summed, on all ranks the same; `_NONE` ends."""
+        layer = np.array([_NONE])
+        if not self.priority or self.comm.rank == 0:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+                ready = sorted(self._waiting) if self.priority else list(self._waiting)
+                layer[0] = (ready or [_NONE])[0]
+        if self.priority:
+            self.comm.Bcast(layer)
+            with self._changed:
+                self._changed.wait_for(lambda: layer[0] in (_NONE, *self._waiting))
+        return int(layer[0])
+
+
+def _slices(nbytes: int, slice_bytes: int | None) -> list[int]:
+    if slice_bytes is None:
+        return [nbytes]
+    size = require_count(slice_bytes, "slice_bytes")
+    return [min(size, nbytes - start) for start in range(0, nbytes, size)] or [0]
+
+
+def _sent(ready: Sequence[tuple[float, Any, float]], priority: bool) -> list[TraceEvent]:
+    """Send messages one after the other; `ready` has when, layer and duration in order of time."""
+    sent, left, now = [], list(ready), 0.0
+    while left:
+        now = max(now, left[0][0])
+        waiting = [each for each in left if each[0] <= now]
+        chosen = min(waiting, key=lambda each: each[1]) if priority else waiting[0]
+        left.remove(chosen)
+        sent.append(TraceEvent(EXCHANGE, chosen[1], now, now := now + chosen[2]))
+    return sent
+
+
+def _sliced(row: np.ndarray, slice_bytes: int | None) -> list[np.ndarray]:
+    """Cut a layer's gradient; the number of samples behind it goes with the last slice."""
+    if slice_bytes is None:
+        return [row]
+    cut = segments(row[:-1], slice_bytes)
+    return [*cut[:-1], row[row.size - 1 - cut[-1].size :]]

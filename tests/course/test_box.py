@@ -1,0 +1,345 @@
+"""Hosts in a box: ranks on several hosts of one machine, joined by links with a rate and a delay.
+
+Only what holds on any machine is asserted: a link is never faster than it was set, and nothing is
+left of a box. How near a link comes to its rate is printed by benchmarks/box.py.
+Tests dlcourse.box and dlcourse.box_switch.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlcourse import box
+from dlcourse.box import Support
+from dlguide.cluster import Cluster, RankError, processes
+from dlguide.doctor import host as doctor
+from dlguide.errors import MissingComponentError
+from dlguide.machine import describe
+
+pytestmark = pytest.mark.timeout(120)
+needs_hosts = pytest.mark.skipif(
+    bool(box.support().denied), reason="this system allows no network namespace"
+)
+
+
+def networks():
+    """The network namespaces of this machine's processes, as far as this user may see them."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            found[int(entry.name)] = os.readlink(entry / "ns/net")
+        except OSError:
+            continue
+    return found
+
+
+def left_of(folder, spaces):
+    """Processes in some networks or of a box's folder, and the folder, if there is any."""
+    inside = [pid for pid, space in networks().items() if space in spaces]
+    marked = [each.pid for each in processes.living() if each.cluster == folder.name]
+    return sorted({*inside, *marked}), folder.exists()
+
+
+def wait_until_nothing_is_left(folder, spaces, timeout_s=10.0):
+    deadline = time.monotonic() + timeout_s
+    while left_of(folder, spaces) != ([], False):
+        assert time.monotonic() < deadline, left_of(folder, spaces)
+        time.sleep(0.05)
+
+
+def spaces_of(hosts):
+    found = networks()
+    return {found[pid] for pid in (hosts.switch.pid, *hosts.pids)}
+
+
+# First those that make their own boxes, because there is one at a time.
+
+KILLED = """
+import time
+from dlcourse import box
+from dlguide.cluster import Cluster
+hosts = box.hosts(2)
+cluster = Cluster(ranks=2, allocation=hosts.allocation())
+cluster.run(lambda comm: comm.Barrier())
+print(hosts.folder, hosts.switch.pid, *hosts.pids, *(e["pid"] for e in cluster.engines), flush=True)
+cluster.run(lambda comm: __import__("time").sleep(100))
+"""
+
+
+@needs_hosts
+def test_nothing_is_left_after_a_sigkill_of_the_program(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(KILLED)
+    with subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, text=True) as program:
+        try:
+            folder, *pids = program.stdout.readline().split()
+            found = networks()
+            spaces = {found[int(pid)] for pid in pids}
+            assert len(spaces) == 3  # the switch and two hosts, in which the ranks are
+        finally:
+            program.send_signal(signal.SIGKILL)
+    wait_until_nothing_is_left(Path(folder), spaces)
+    with box.hosts(2) as again:  # and the next box starts
+        assert len(again.pids) == 2
+
+
+@needs_hosts
+def test_links_with_a_delay_and_loss_are_never_faster_than_the_delay(capsys):
+    with box.hosts(3, bits_per_s=1e8, latency_s=0.002, loss=0.001) as hosts:
+        found = hosts.measure()
+        assert found.latency_s >= 0.002
+        assert 0 < found.bits_per_s <= 1e8
+        printed = capsys.readouterr().out
+        if hosts.able.netem:
+            assert not printed
+        else:  # its own limit is measured and printed
+            assert "alone it reaches" in printed
+        reached = subprocess.run(
+            [*hosts.enter(2), sys.executable, "-c", "import socket; print(socket.gethostname())"],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert reached.stdout == "h3\n"
+        left_open = subprocess.Popen([*hosts.enter(2), "sleep", "100"])
+        time.sleep(0.2)
+        folder, spaces = hosts.folder, spaces_of(hosts)
+    assert left_open.wait(5) == -signal.SIGKILL
+    wait_until_nothing_is_left(folder, spaces)
+    with pytest.raises(RuntimeError, match="is closed"):
+        hosts.rate(1e8)
+
+
+@needs_hosts
+def test_link_with_a_delay_carries_frames_of_many_segments():
+    # split into frames of 1514 bytes it would be more than a program can forward
+    sent = [f"/sys/class/net/eth0/statistics/tx_{each}" for each in ("bytes", "packets")]
+    with box.hosts(2, bits_per_s=1e9, latency_s=0.001) as hosts:
+        counts = []
+        for _ in range(2):
+            read = [*hosts.enter(0), "cat", *sent]
+            done = subprocess.run(read, capture_output=True, text=True, check=True)
+            counts.append(np.array(done.stdout.split(), int))
+            hosts.measure()
+    nbytes, packets = counts[1] - counts[0]
+    assert nbytes > 10_000 * packets
+
+
+AS_USER = """
+from dlcourse import box
+assert box.support().user_namespace
+with box.hosts(2, bits_per_s=1e8) as hosts:
+    assert 0 < hosts.measure().bits_per_s <= 1e8
+print("as a user")
+"""
+
+
+@needs_hosts
+def test_user_without_capabilities_makes_hosts_in_a_user_namespace():
+    # root without capabilities is like any user (one lets it map itself), and reads its own home
+    few = ["setpriv", "--bounding-set=-all,+setfcap", "--inh-caps=-all"]
+    dropped = few if os.geteuid() == 0 else []
+    done = subprocess.run(
+        [*dropped, sys.executable, "-c", AS_USER], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "as a user\n", done.stderr
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    """Two hosts with a link of 100 Mbit/s."""
+    with box.hosts(2, bits_per_s=1e8) as hosts:
+        yield hosts
+        folder, spaces = hosts.folder, spaces_of(hosts)
+    wait_until_nothing_is_left(folder, spaces)
+
+
+@pytest.fixture(scope="module")
+def cluster(hosts):
+    with Cluster(ranks=4, allocation=hosts.allocation()) as cluster:
+        yield cluster
+
+
+def where(comm):
+    import os
+    import socket
+
+    from mpi4py import MPI
+
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    shared = os.stat("/dev/shm").st_dev
+    name = socket.gethostname()
+    return name, socket.gethostbyname(name), MPI.Get_processor_name(), comm.allgather(name), (
+        node.allgather(comm.rank), shared, comm.allreduce(comm.rank),
+    )  # fmt: skip
+
+
+def ping_pong(comm, nbytes, repeats):
+    """Send an array from rank 0 to the last rank and back: the median time one way (s)."""
+    import time
+
+    import numpy as np
+
+    array, last, times = np.zeros(nbytes, np.uint8), comm.size - 1, []
+    for _ in range(repeats + 1):
+        comm.Barrier()
+        begin = time.perf_counter()
+        if comm.rank == 0:
+            comm.Send(array, last)
+            comm.Recv(array, last)
+        elif comm.rank == last:
+            comm.Recv(array, 0)
+            comm.Send(array, 0)
+        times.append((time.perf_counter() - begin) / 2)
+    return float(np.median(times[1:]))
+
+
+@needs_hosts
+def test_ranks_see_different_hosts_and_share_memory_inside_each(cluster):
+    found = cluster.run(where)
+    assert [each[0] for each in found] == [each[2] for each in found] == ["h1", "h1", "h2", "h2"]
+    assert [each[1] for each in found] == ["10.77.0.1"] * 2 + ["10.77.0.2"] * 2
+    assert found[0][3] == ["h1", "h1", "h2", "h2"]
+    assert [each[4][0] for each in found] == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    assert len({each[4][1] for each in found}) == 2  # /dev/shm
+    assert {each[4][2] for each in found} == {6}
+
+
+@needs_hosts
+def test_no_traffic_of_the_ranks_leaves_the_box(cluster, hosts):
+    outside = os.readlink("/proc/self/ns/net")
+    found = networks()
+    assert outside not in {found[each["pid"]] for each in cluster.engines}
+    # in the box there is no way out: only the network of the hosts
+    routes = subprocess.run(
+        [*hosts.enter(0), "ip", "route"], capture_output=True, text=True, check=True,
+        env={**os.environ, "PATH": box.PATH},
+    ).stdout  # fmt: skip
+    assert [line.split()[0] for line in routes.splitlines()] == ["10.77.0.0/24"]
+
+
+@needs_hosts
+def test_link_is_never_faster_than_its_rate_which_can_be_changed(cluster, hosts):
+    nbytes = 2_000_000
+    free = 32 << 10  # may pass at once in each direction
+    for bits_per_s in (1e8, 4e8):
+        hosts.rate(bits_per_s)
+        seconds = cluster.run(ping_pong, nbytes, 3)[0]
+        assert seconds >= 8 * (nbytes - free) / bits_per_s
+        assert 0 < hosts.measure().bits_per_s <= bits_per_s
+    # the ranks of one host do not use the link
+    hosts.rate(1e6)
+    inside = cluster.run_on([0, 1], ping_pong, nbytes, 3)[0]
+    assert inside < 8 * (nbytes - free) / 1e6
+    hosts.rate(1e8)
+    hosts.rate(2e7, host=1)
+    assert hosts.bits_per_s == [1e8, 2e7]
+    assert hosts.measure().bits_per_s <= 2e7
+    hosts.rate(1e8)
+
+
+@needs_hosts
+def test_allreduce_over_hosts_equals_the_sum(cluster):
+    def total(comm, algorithm):
+        import numpy as np
+
+        from dlguide import collectives
+
+        array = np.arange(10_000, dtype=np.float64) * (comm.rank + 1)
+        collectives.allreduce(array, comm, algorithm=algorithm)
+        return array
+
+    wanted = np.arange(10_000, dtype=np.float64) * 10
+    for algorithm in ("ring", "hierarchical", "library"):
+        for found in cluster.run(total, algorithm):
+            np.testing.assert_array_equal(found, wanted)
+
+
+@needs_hosts
+def test_failing_rank_is_named_and_the_cluster_starts_again_on_the_hosts(cluster):
+    def fails(comm):
+        if comm.rank == 3:
+            raise ValueError("no data on h2")
+        comm.Barrier()
+
+    with pytest.raises(RankError, match="rank 3 raised ValueError: no data on h2"):
+        cluster.run(fails)
+    assert [each[0] for each in cluster.run(where)] == ["h1", "h1", "h2", "h2"]
+
+
+@needs_hosts
+def test_second_box_is_refused_at_once(hosts):
+    with pytest.raises(RuntimeError, match=r"a box on this machine already.*this program") as error:
+        box.hosts(2)
+    assert "\n" not in str(error.value)
+
+
+@needs_hosts
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"ranks": 3}, "`ranks` must be a multiple of the 2 hosts in the box, got 3"),
+        ({"inside": "slurm"}, "`inside` must be None with `hosts`"),
+        ({"hosts": ["h1", "h2"]}, "`hosts` must be the hosts of a box, got .*with box.hosts"),
+    ],
+)
+def test_cluster_refuses_what_does_not_fit_the_hosts(hosts, given, words):
+    with pytest.raises(ValueError, match=words):
+        Cluster(**{"hosts": hosts, **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"count": 1}, "`count` must be a whole number of at least 2, got 1"),
+        ({"count": 4 * describe().usable_cores + 1}, "`count` must be at most .* Use fewer hosts"),
+        ({"bits_per_s": 1e3}, "`bits_per_s` must be None or at least 1e.06 bits/s"),
+        ({"latency_s": 60}, "`latency_s` must be at most 1 second"),
+        ({"loss": 1}, "`loss` must be at most 0.5"),
+    ],
+)
+def test_invalid_values_are_refused_before_anything_starts(given, words):
+    with pytest.raises(ValueError, match=words) as error:
+        box.hosts(**given)
+    assert "\n" not in str(error.value)
+
+
+def test_machine_without_a_program_or_namespaces_is_refused_and_noted_by_the_doctor(monkeypatch):
+    def refusal():
+        box.support.cache_clear()
+        with pytest.raises(MissingComponentError) as error:
+            box.hosts(2)
+        note = doctor.hosts_in_a_box(10.0)
+        assert note.ok is None
+        assert note.found in str(error.value)
+        assert note.fix in str(error.value)
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(box, "PATH", "/nowhere")
+            assert "there is no `unshare` here. Run `apt-get install util-linux`" in refusal()
+        with monkeypatch.context() as patch:
+            # as a system does that allows none
+            denied = ["sh", "-c", "echo unshare failed: Operation not permitted >&2; exit 1"]
+            patch.setattr(box, "_unshare", lambda user: denied)
+            text = refusal()
+            assert "no namespaces (unshare failed: Operation not permitted). Run as root" in text
+    finally:
+        box.support.cache_clear()
+
+
+def test_doctor_names_what_a_machine_can_do():
+    able = Support(user_namespace=True, netem=False)
+    found = doctor.hosts_in_a_box(10.0, able)
+    assert found.ok is True
+    assert "in a user namespace" in found.found
+    assert "by a program (the kernel has no netem)" in found.found
+    assert "(netem)" in doctor.hosts_in_a_box(10.0, Support(netem=True)).found

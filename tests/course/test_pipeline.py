@@ -1,0 +1,306 @@
+"""The pipeline: schedules hold their rules, cuts are right, and stages on ranks equal one net.
+
+Tests dlcourse.parallel.pipeline and dlcourse.parallel.pipeline_schedule.
+"""
+
+import itertools
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lanes import RANKS, long
+from on_ranks import on_ranks
+
+from dlcourse.parallel import pipeline, pipeline_schedule, tensor
+from dlcourse.parallel.pipeline import PipelineStep
+from dlcourse.parallel_nets import deep_mlp
+
+
+def test_unequal_stages_wait_for_the_slowest():
+    cells = pipeline_schedule.predict("gpipe", 2, 4, (1.0, 3.0), (1.0, 3.0))
+    # the slow stage works 24, and the fast one once before and once after
+    assert max(cell.end_s for cell in cells) == 26
+    assert pipeline_schedule.idle_share(cells) == pytest.approx(1 - (24 + 8) / (2 * 26))
+
+
+@given(
+    work=st.lists(st.integers(0, 20), min_size=1, max_size=7),
+    parts=st.integers(1, 7),
+)
+def test_partition_is_the_best_of_all(work, parts):
+    parts = min(parts, len(work))
+    ways = itertools.combinations(range(1, len(work)), parts - 1)
+    best = min(max(map(sum, _pieces(work, [*way, len(work)]))) for way in ways)
+    ends = pipeline.partition(work, parts)
+    assert len(ends) == parts
+    assert ends[-1] == len(work)
+    assert max(map(sum, _pieces(work, ends))) == best
+
+
+def _pieces(work, ends):
+    return [work[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def residual_net():
+    import keras
+
+    layers = keras.layers
+    start = x = keras.Input((6,), name="start")
+    x = layers.Dense(5, name="in")(x)
+    y = layers.Dense(5, "relu", name="left")(x)
+    x = layers.Add(name="sum")([x, y])
+    return keras.Model(start, layers.Dense(3, name="out")(x), name="residual")
+
+
+def test_cuts_are_where_one_tensor_crosses_and_stages_equal_the_net():
+    import numpy as np
+
+    from dlguide import models
+
+    model = residual_net()
+    # between "in" and "sum" two tensors cross
+    assert list(pipeline.cut_points(model)) == ["in", "sum"]
+    x = np.random.default_rng(0).normal(size=(4, 6)).astype("f4")
+    first, second = pipeline.cut(model, ("sum",))
+    assert np.array_equal(second(first(x)), model(x))
+    with pytest.raises(ValueError, match=r"`cuts` must be layers .*\(in, sum\), got 'left'"):
+        pipeline.cut(model, ("left",))
+    cnn = models.build("mnist_cnn")
+    costs = pipeline.stage_costs(cnn, pipeline.balance(cnn, 2))
+    assert sum(cost.weight_bytes for cost in costs) == 4 * models.parameters("mnist_cnn")
+    assert sum(cost.training_flops for cost in costs) == models.count(cnn).training_flops
+    assert costs[0].input_bytes == 4 * 28 * 28
+    assert costs[0].memory_bytes(3, 10) == 30 * (costs[0].activation_bytes + 4 * 784)
+    assert costs[0].memory_bytes(3, 10, True) == 10 * (costs[0].activation_bytes + 3 * 4 * 784)
+    assert Counter(name for cost in costs for name in cost.layers) == Counter(
+        layer.name for layer in cnn.layers
+    )
+
+
+def trained_by_pipeline():
+    import os
+
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    import keras
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlcourse.parallel import pipeline_schedule
+    from dlcourse.parallel.pipeline import PipelineParallel
+
+    comm, steps, found = MPI.COMM_WORLD, 2, {}
+    random = np.random.default_rng(3)
+
+    def serial(make, optimizer, images, labels):
+        import tensorflow as tf
+
+        model, opt = make(), optimizer()
+        for _ in range(steps):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(
+                    tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model(images))
+                )
+            opt.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return {weight.path: weight.numpy() for weight in model.weights}, float(loss)
+
+    def residual(dtype="float32"):
+        start = x = keras.Input((28, 28, 1), dtype=dtype)
+        make = dict(dtype=dtype, kernel_initializer=keras.initializers.GlorotUniform(seed=4))
+        x = keras.layers.Flatten(dtype=dtype, name="flatten")(x)
+        x = keras.layers.Dense(12, name="a", **make)(x)
+        for name in "bcd":
+            y = keras.layers.Dense(12, "relu", name=name, **make)(x)
+            x = keras.layers.Add(name=f"sum_{name}", dtype=dtype)([x, y])
+        return keras.Model(start, keras.layers.Dense(10, name="e", **make)(x), name="residual")
+
+    momentum = lambda: keras.optimizers.SGD(0.1, momentum=0.9)  # noqa: E731
+    adam = lambda: keras.optimizers.Adam(0.01)  # noqa: E731
+
+    def cnn(dtype):
+        make = dict(dtype=dtype, kernel_initializer=keras.initializers.GlorotUniform(seed=5))
+        return keras.Sequential([
+            keras.Input((28, 28, 1), dtype=dtype, name="images"),
+            keras.layers.AveragePooling2D(4, dtype=dtype),
+            keras.layers.Conv2D(3, 3, activation="relu", name="conv1", **make),
+            keras.layers.Conv2D(4, 3, activation="relu", name="conv2", **make),
+            keras.layers.Flatten(dtype=dtype),
+            keras.layers.Dense(10, name="logits", **make),
+        ], name="tiny")  # fmt: skip
+
+    cases = {
+        "cnn gpipe": (cnn, "float64", momentum, 4, 12, {"schedule": "gpipe"}),
+        "cnn 1f1b": (cnn, "float32", momentum, 5, 15, {}),
+        "residual, more microbatches than stages divide": (residual, "float64", adam, 7, 14, {}),
+        "residual, microbatches of unequal size": (
+            residual, "float64", momentum, 3, 11, {"uneven": True}),
+        "residual, recomputed": (residual, "float64", momentum, 6, 12,
+            {"recompute": True, "schedule": "gpipe"}),
+        "residual, one microbatch": (residual, "float32", adam, 1, 8, {"schedule": "gpipe"}),
+    }  # fmt: skip
+    if comm.size > 2:  # ranks that share cores take long
+        del cases["cnn gpipe"], cases["residual, one microbatch"]
+    if comm.size == 2:  # an uneven cut, given by hand
+        cases["uneven stages"] = (residual, "float64", adam, 4, 8, {"cuts": ["sum_d"]})
+        # the first stage has no weights
+        cases["no weights"] = (residual, "float64", adam, 4, 8, {"cuts": ["flatten"]})
+    if comm.size == 4:
+        cases["uneven stages"] = (
+            residual, "float64", adam, 4, 8, {"cuts": ["a", "sum_b", "sum_c"]})  # fmt: skip
+    for name, (net, dtype, optimizer, microbatches, batch, more) in cases.items():
+        images = random.normal(size=(batch, 28, 28, 1)).astype(dtype)
+        labels = random.integers(0, 10, batch)
+        right, loss = serial(lambda net=net, dtype=dtype: net(dtype), optimizer, images, labels)
+        pipeline = PipelineParallel(net(dtype), comm, optimizer, microbatches, **more)
+        for _ in range(steps):
+            step = pipeline.step(images, labels)
+        came = pipeline.weights()
+        scale = max(np.abs(value).max() for value in right.values())
+        apart = max(np.abs(came[path] - right[path]).max() for path in right) / scale
+        kinds = [[(c.kind, c.microbatch, c.chunk) for c in step.cells if c.stage == s]
+                 for s in range(comm.size)]  # fmt: skip
+        order = [pipeline_schedule.order(pipeline.schedule, s, comm.size, microbatches)
+                 for s in range(comm.size)]  # fmt: skip
+        predicted = pipeline_schedule.predict(pipeline.schedule, comm.size, microbatches)
+        overlapping = sum(
+            other.start_s < one.end_s
+            for one, other in zip(step.cells, step.cells[1:], strict=False)
+            if one.stage == other.stage
+        )
+        found[name] = {
+            "dtype": dtype,
+            "apart": float(max(apart, abs(step.loss - loss))),
+            "paths": sorted(came) == sorted(right),
+            "order": kinds == order,
+            "overlapping": overlapping,
+            "held": step.held == pipeline_schedule.in_flight(predicted),
+            "waiting": 0 <= step.bubble < 1,
+            "sent": list(step.sent_bytes),
+            "bytes": [
+                batch * ((costs[s + 1].input_bytes if s + 1 < comm.size else 0)
+                         + (costs[s].input_bytes if s else 0))
+                for costs in [pipeline.costs] for s in range(comm.size)
+            ],
+        }  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_stages_on_ranks_equal_the_whole_net(tmp_path, ranks):
+    everyone = on_ranks(ranks, trained_by_pipeline, tmp_path)
+    assert all(one == everyone[0] for one in everyone)
+    assert len(everyone[0]) == {1: 6, 2: 8, 3: 4, 4: 5}[ranks]
+    for name, case in everyone[0].items():
+        assert case["apart"] <= (1e-5 if case["dtype"] == "float32" else 1e-12), (name, case)
+        assert all(case[key] for key in ("paths", "order", "held", "waiting")), (name, case)
+        assert case["overlapping"] == 0, name
+        assert case["sent"] == case["bytes"], name
+
+
+def what_is_refused():
+    import os
+
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    import keras
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlcourse.parallel.pipeline import PipelineParallel
+    from dlguide import models
+
+    comm = MPI.COMM_WORLD
+    last = comm.rank == comm.size - 1
+    sgd = lambda: keras.optimizers.SGD(0.1)  # noqa: E731
+    mlp = lambda **more: models.build("mlp", **more)  # noqa: E731
+    tiny = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2), keras.layers.Dense(2)])
+    shared = keras.layers.Dense(4, name="twice")
+    start = keras.Input((4,))
+    middle = keras.layers.ReLU(name="relu")(shared(start))
+    twice = keras.Model(start, keras.layers.Dense(2)(keras.layers.ReLU(name="end")(shared(middle))))
+    clip = lambda: keras.optimizers.SGD(0.1, global_clipnorm=1.0)  # noqa: E731
+    cuts = ["flatten", "hidden"]
+    pipeline = PipelineParallel(mlp(), comm, sgd, 4)
+    images, labels = np.zeros((10, 28, 28, 1), "f4"), np.zeros(10, "i4")
+    cases = {
+        "stages": lambda: PipelineParallel(tiny, comm, sgd, 4),
+        "differ": lambda: PipelineParallel(mlp(), comm, sgd, 8 if last else 4, cuts=cuts),
+        "shared": lambda: PipelineParallel(twice, comm, sgd, 4, cuts=["relu", "end"]),
+        "dropout": lambda: PipelineParallel(
+            models.build("mnist_cnn"), comm, sgd, 4, recompute=True
+        ),
+        "clip": lambda: PipelineParallel(mlp(), comm, clip, 4),
+        "divide": lambda: pipeline.step(images, labels),
+        "labels": lambda: pipeline.step(images[:8], labels[: 7 if last else 8]),
+    }
+    told = {}
+    for name, call in cases.items():
+        try:
+            call()
+            told[name] = "nothing"
+        except ValueError as error:
+            told[name] = str(error)
+    return told
+
+
+def test_what_cannot_be_is_told_to_all_ranks_alike(tmp_path):
+    everyone = on_ranks(3, what_is_refused, tmp_path, timeout_s=60)
+    assert all(one == everyone[0] for one in everyone)
+    told = everyone[0]
+    assert told["stages"].startswith("`stages` must be at most 2, the pieces")
+    text = "`microbatches` must be equal on all ranks, got 4 on ranks 0, 1 and 8 on rank 2."
+    assert told["differ"] == text
+    assert "leave every weight in one stage" in told["shared"]
+    assert "do the same when it is computed again, got 'layer dropout'" in told["dropout"]
+    assert "not clip by a norm over all stages" in told["clip"]
+    assert "`images` must divide into 4 equal microbatches, got 10" in told["divide"]
+    assert "The nearest number: 5." in told["divide"]
+    assert told["labels"] == "rank 2: `labels` must be one for each of 8 images, got 7."
+
+
+def clocks_that_differ():
+    from time import perf_counter
+
+    from mpi4py import MPI
+
+    from dlguide.collectives import agreement
+
+    rank = MPI.COMM_WORLD.rank
+    agreement.perf_counter = lambda: perf_counter() + 100.0 * rank
+    return agreement.clock_offset(MPI.COMM_WORLD)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, *long(1)])
+def test_clock_offset_finds_how_far_each_clock_is_off(tmp_path, ranks):
+    offsets = on_ranks(ranks, clocks_that_differ, tmp_path, timeout_s=30)
+    # the shortest of many exchanges; a second would be a thousand times the usual one
+    assert offsets == pytest.approx([-100.0 * rank for rank in range(ranks)], abs=1.0)
+
+
+@given(count=st.integers(0, 50), ranks=st.integers(1, 9))
+def test_shares_cover_everything_and_differ_by_one_at_most(count, ranks):
+    if count < ranks:
+        with pytest.raises(ValueError, match=f"`units` must be at least the {ranks} ranks"):
+            tensor.part_of(count, ranks, 0, "units")
+        return
+    shares = [range(count)[tensor.part_of(count, ranks, rank, "units")] for rank in range(ranks)]
+    assert [place for share in shares for place in share] == list(range(count))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_measured_steps_are_summed_up_by_medians():
+    def step(scale, gap):
+        cells = pipeline_schedule.predict(
+            "1f1b", 2, 3, (scale, 2 * scale), (3 * scale, 4 * scale), gap
+        )
+        return PipelineStep(0.0, cells, (2, 1), (0, 0))
+
+    steps = [step(1.0, 0.0), step(1.0, 9.0), step(2.0, 1.0)]
+    times = pipeline.cell_seconds(steps)
+    assert times == {"forward": [1.0, 2.0], "backward": [3.0, 4.0]}
+    assert pipeline.median_step(steps) is steps[2]
+
+
+def test_deep_mlp_falls_into_two_stages_of_nearly_equal_work():
+    model = deep_mlp(width=768, blocks=6)
+    one, two = pipeline.stage_costs(model, pipeline.balance(model, 2))
+    assert one.training_flops == pytest.approx(two.training_flops, rel=0.02)

@@ -1,0 +1,317 @@
+"""Interleaved and zero-bubble pipelines: rules, formulas, and a GPT trained as by one process.
+
+Tests dlcourse.parallel.pipeline_schedule and dlcourse.parallel.pipeline with these schedules.
+"""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lanes import long
+from on_ranks import on_ranks
+
+from dlcourse.parallel import pipeline, pipeline_schedule
+from dlcourse.parallel.pipeline_schedule import Work
+
+
+@st.composite
+def schedules(draw):
+    name = draw(st.sampled_from(sorted(pipeline_schedule.ORDERS)))
+    stages, microbatches = draw(st.integers(1, 6)), draw(st.integers(1, 9))
+    if name == "interleaved":
+        return name, stages, stages * draw(st.integers(1, 3)), draw(st.integers(2, 4))
+    return name, stages, microbatches, 1
+
+
+@given(schedule=schedules())
+def test_every_schedule_does_all_work_once_after_what_it_needs(schedule):
+    name, stages, microbatches, chunks = schedule
+    cells = pipeline_schedule.predict(name, stages, microbatches, 1.0, 2.0, 0.25, chunks)
+    found = {(c.kind, c.chunk * stages + c.stage, c.microbatch): c for c in cells}
+    kinds = ("forward", "backward", "weights")[: 3 if name == "zb-h1" else 2]
+    pieces = stages * chunks
+    assert sorted(found) == sorted(
+        (kind, piece, m) for kind in kinds for piece in range(pieces) for m in range(microbatches)
+    )
+    assert len(found) == len(cells)
+    wait = 0.25 if stages > 1 else 0.0
+    for (kind, piece, m), cell in found.items():
+        if kind == "forward" and piece:
+            assert found[kind, piece - 1, m].end_s + wait <= cell.start_s + 1e-9
+        if kind == "backward":
+            assert found["forward", piece, m].end_s <= cell.start_s
+            if piece < pieces - 1:
+                assert found[kind, piece + 1, m].end_s + wait <= cell.start_s + 1e-9
+        if kind == "weights":
+            assert found["backward", piece, m].end_s <= cell.start_s
+    for stage in range(stages):
+        row = [c for c in cells if c.stage == stage]
+        assert all(two.start_s >= one.end_s for one, two in itertools.pairwise(row))
+
+
+TIMES = st.floats(0.01, 10.0)
+
+
+@given(st.integers(1, 8), st.integers(1, 20), TIMES, TIMES, st.floats(0.0, 1.0))
+def test_the_bubble_of_zb_h1_is_exact_for_all_times(stages, microbatches, forward, backward, share):
+    weights = share * backward
+    times = {"forward_s": forward, "backward_s": backward, "weights_s": weights}
+    cells = pipeline_schedule.predict("zb-h1", stages, microbatches, **times)
+    formula = pipeline_schedule.bubble(stages, microbatches, "zb-h1", **times)
+    assert pipeline_schedule.idle_share(cells) >= formula - 1e-9
+    if microbatches >= stages:
+        assert pipeline_schedule.idle_share(cells) == pytest.approx(formula, abs=1e-9)
+
+
+@given(schedule=schedules())
+def test_bubbles_and_held_microbatches_are_those_of_the_formulas(schedule):
+    name, stages, microbatches, chunks = schedule
+    cells = pipeline_schedule.predict(name, stages, microbatches, 1.0, 2.0, chunks=chunks)
+    share = pipeline_schedule.bubble(stages, microbatches, name, chunks)
+    if name == "zb-h1" and microbatches < stages:
+        assert pipeline_schedule.idle_share(cells) >= share - 1e-9
+    else:
+        assert pipeline_schedule.idle_share(cells) == pytest.approx(share, abs=1e-9)
+    held = [pipeline_schedule.held(name, s, stages, microbatches, chunks) for s in range(stages)]
+    assert held == [most / chunks for most in pipeline_schedule.in_flight(cells)]
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "weights"), [(1.0, 2.0, 1.0), (1.0, 2.0, 0.5), (2.0, 3.0, 1.0)]
+)
+def test_zero_bubble_waits_less_than_1f1b_in_as_much_memory(forward, backward, weights):
+    times = {"forward_s": forward, "backward_s": backward}
+    usual = pipeline_schedule.predict("1f1b", 4, 8, **times)
+    split = pipeline_schedule.predict("zb-h1", 4, 8, **times, weights_s=weights)
+    assert pipeline_schedule.idle_share(split) < pipeline_schedule.idle_share(usual)
+    assert max(pipeline_schedule.in_flight(split)) == max(pipeline_schedule.in_flight(usual)) == 4
+    least = pipeline_schedule.bubble(4, 8, "zb-h1", 1, forward, backward, weights)
+    assert pipeline_schedule.idle_share(split) >= least - 1e-9
+    work = 8 * (forward + backward)
+    assert least == pytest.approx(
+        3 * (forward + backward - 2 * weights) / (work + 3 * (forward + backward - 2 * weights))
+    )
+
+
+def test_the_orders_of_the_papers_figures():
+    """Narayanan et al. 2021, figure 4 (below), device 1; Qi et al. 2023, figure 3, device 4."""
+    row = pipeline_schedule.order("interleaved", 0, 4, 8, 2)
+    assert [(w.microbatch, w.chunk) for w in row[:10]] == [
+        *((m, 0) for m in range(4)), *((m, 1) for m in range(4)), (4, 0), (5, 0),
+    ]  # fmt: skip
+    assert row[10:13] == [Work("forward", 6, 0), Work("backward", 0, 1), Work("forward", 7, 0)]
+    row = pipeline_schedule.order("zb-h1", 3, 4, 8)
+    assert [f"{w.kind[0]}{w.microbatch}" for w in row[:9]] == [
+        *("f0", "b0", "f1", "b1", "f2", "b2", "f3", "b3", "w0"),
+    ]  # fmt: skip
+
+
+def test_any_order_can_be_simulated_and_one_that_waits_for_itself_is_refused():
+    orders = [[Work("forward", 0), Work("backward", 0)]] * 2
+    seconds = {"forward": [1.0, 2.0], "backward": [4.0, 8.0]}
+    cells = pipeline_schedule.simulate(orders, seconds, message_s=0.5)
+    assert [(c.start_s, c.end_s) for c in cells] == [(0, 1), (12, 16), (1.5, 3.5), (3.5, 11.5)]
+    same = pipeline_schedule.simulate(orders, lambda stage, work: seconds[work.kind][stage], 0.5)
+    assert same == cells
+    with pytest.raises(ValueError, match=r"let every stage go on, got .*stage 1: \('backward', 0"):
+        pipeline_schedule.simulate([orders[0], orders[1][::-1]], seconds)
+    alone = [Work("forward", 0), Work("weights", 0), Work("backward", 0)]
+    with pytest.raises(ValueError, match=r"stage 0: \('weights', 0"):
+        pipeline_schedule.simulate([alone], seconds)
+
+
+def gpt_in_stages():
+    import os
+
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    import keras
+    import numpy as np
+    import tensorflow as tf
+    from mpi4py import MPI
+
+    from dlcourse.parallel import pipeline_schedule
+    from dlcourse.parallel.pipeline import PipelineParallel
+    from dlguide import models
+
+    comm, steps, found = MPI.COMM_WORLD, 2, {}
+    tf.config.run_functions_eagerly(comm.size > 2)  # tracing takes long where ranks share cores
+    p, random = comm.size, np.random.default_rng(3)
+    sizes = {"length": 6, "vocabulary": 11, "width": 16, "heads": 4, "layers": p}
+    batch, parts = 4 * p, 2 * p
+    tokens = random.integers(0, 11, (batch, 7)).astype("i4")
+    inputs, labels = tokens[:, :-1], tokens[:, 1:]
+    sgd = lambda: keras.optimizers.SGD(0.3, momentum=0.9)  # noqa: E731
+
+    def of_tokens(labels, logits):
+        each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        return tf.reduce_mean(each, axis=-1)
+
+    model, opt = models.build("gpt", seed=4, dtype="float64", **sizes), sgd()
+    begun = {weight.path: weight.numpy() for weight in model.weights}
+    for _ in range(steps):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(of_tokens(labels, model(inputs)))
+        grads = tape.gradient(loss, [v.value for v in model.trainable_variables])
+        opt.apply([tf.convert_to_tensor(g) for g in grads], model.trainable_variables)
+    right = {weight.path: weight.numpy() for weight in model.weights}
+
+    for schedule, chunks in (("zb-h1", 1), ("interleaved", 2)):
+        net = models.build("gpt", seed=4, dtype="float64", **sizes)
+        one = PipelineParallel(net, comm, sgd, parts, schedule, loss=of_tokens, chunks=chunks)
+        for _ in range(steps):
+            step = one.step(inputs, labels)
+        came = one.weights()
+        scale = max(np.abs(value).max() for value in right.values())
+        predicted = pipeline_schedule.predict(schedule, p, parts, chunks=chunks)
+        order = [(c.stage, c.kind, c.microbatch, c.chunk) for c in step.cells]
+        places = [{*range(r, p * chunks, p)} for r in range(p)]
+        inputs_of = [cost.input_bytes for cost in one.costs]
+        # a piece sends on what the next one reads, and back what it reads itself
+        sent = [a + b for a, b in zip([0, *inputs_of[1:]], [*inputs_of[1:], 0], strict=True)]
+        found[schedule] = {
+            "apart": float(max(np.abs(came[path] - right[path]).max() for path in right) / scale),
+            "loss": abs(step.loss - float(loss)),
+            "paths": sorted(came) == sorted(right),
+            "moved": float(min(np.abs(right[path] - begun[path]).max() for path in right)),
+            "order": order == [(c.stage, c.kind, c.microbatch, c.chunk) for c in predicted],
+            "held": list(step.held) == list(pipeline_schedule.in_flight(predicted)),
+            "sent": list(step.sent_bytes),
+            "bytes": [batch * sum(sent[place] for place in own) for own in places],
+        }  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, *long(3, 1, 4)])
+def test_a_gpt_in_stages_is_trained_as_by_one_process(tmp_path, ranks):
+    everyone = on_ranks(ranks, gpt_in_stages, tmp_path)
+    assert all(one == everyone[0] for one in everyone)
+    assert len(everyone[0]) == 2
+    for name, case in everyone[0].items():
+        assert case["apart"] <= 1e-12, (name, case)
+        assert case["loss"] <= 1e-12, (name, case)
+        assert case["moved"] > 1e-6, (name, case)
+        assert all(case[key] for key in ("paths", "order", "held")), (name, case)
+        assert case["sent"] == case["bytes"], name
+
+
+def split_stages_of_other_layers():
+    import os
+
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    import keras
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlcourse.parallel.pipeline import PipelineParallel
+    from dlguide import models
+
+    comm, found = MPI.COMM_WORLD, {}
+    random, sgd = np.random.default_rng(3), lambda: keras.optimizers.SGD(0.1, momentum=0.9)
+    images = random.normal(size=(10, 8, 8, 1)).astype("f8")
+    labels = random.integers(0, 5, 10)
+
+    def cnn():
+        make = dict(dtype="float64", kernel_initializer=keras.initializers.GlorotUniform(seed=5))
+        twice = keras.layers.Dense(6, "tanh", name="twice", **make)
+        start = x = keras.Input((8, 8, 1), dtype="float64", name="images")
+        x = keras.layers.Conv2D(3, 3, activation="relu", name="conv", **make)(x)
+        x = keras.layers.MaxPooling2D(2, dtype="float64", name="pool")(x)
+        x = keras.layers.Flatten(dtype="float64", name="flat")(x)
+        x = keras.layers.Dense(6, name="in", **make)(x)
+        x = twice(keras.layers.LayerNormalization(dtype="float64", name="norm")(twice(x)))
+        return keras.Model(start, keras.layers.Dense(5, name="out", **make)(x), name="net")
+
+    results = []
+    for schedule in ("gpipe", "zb-h1"):
+        one = PipelineParallel(cnn(), comm, sgd, 3, schedule, cuts=["flat"], uneven=True)
+        for _ in range(3):
+            step = one.step(images, labels)
+        results.append((one.weights(), step.loss, step.sent_bytes))
+    (one, loss, sent), (two, other, also) = results
+    found["apart"] = max(float(np.abs(one[path] - two[path]).max()) for path in one)
+    found["loss"], found["sent"] = abs(loss - other), sent == also
+    told = []
+
+    names = [keras.layers.Dense(4, name=f"dense{place}") for place in range(3)]
+    three = keras.Sequential([keras.Input((6,)), *names], name="small")
+    mlp = lambda **more: models.build("mlp", **more)  # noqa: E731
+    tied = {"length": 4, "vocabulary": 9, "width": 8, "heads": 2, "key_value_heads": 1, "layers": 2}
+    gpt = lambda **more: models.build("gpt", **tied, **more)  # noqa: E731
+    for call in (
+        lambda: PipelineParallel(models.build("mnist_cnn"), comm, sgd, 4, "zb-h1"),
+        lambda: PipelineParallel(mlp(), comm, sgd, 4, "zb-h1", recompute=True),
+        lambda: PipelineParallel(mlp(), comm, sgd, 3, "interleaved", chunks=2),
+        lambda: PipelineParallel(gpt(tied=1), comm, sgd, 4),
+        lambda: PipelineParallel(three, comm, sgd, 4, "interleaved", chunks=2),
+    ):
+        try:
+            call()
+            told.append("nothing")
+        except ValueError as error:
+            told.append(str(error))
+    return [found, told]
+
+
+def test_split_stages_serve_other_layers_and_refuse_what_cannot_be(tmp_path):
+    everyone = on_ranks(2, split_stages_of_other_layers, tmp_path)
+    assert all(one[1] == everyone[0][1] for one in everyone)
+    for found, _ in everyone:
+        assert found["apart"] <= 1e-12
+        assert found["loss"] <= 1e-12
+        assert found["sent"]
+    dropout, again, groups, tied, plain = everyone[0][1]
+    assert "do the same when it is computed again, got 'layer dropout'" in dropout
+    assert "`recompute` must be False with zb-h1, got True" in again
+    nearest = "`microbatches` must be a multiple of the 2 stages, got 3. The nearest: "
+    assert groups.startswith(nearest)
+    must = "`chunks` must be at most 1: small can be cut into 3 pieces, for 2 ranks, got 2."
+    assert must in plain
+    assert "leave every weight in one stage, got 'tokens/embeddings'" in tied
+
+
+def products_of_split_stages():
+    import os
+
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from dlcourse.parallel.pipeline import _cross_entropy, _SplitStage
+
+    found = {}
+    for activation in ("relu", "tanh", "linear"):
+        start = x = keras.Input((6,))
+        for units in (5, 4):
+            x = keras.layers.Dense(units, activation)(x)
+        stage = _SplitStage(keras.Model(start, x), 1, 3, _cross_entropy)
+        _, kept = stage.forward(np.ones((3, 6), "f4"), np.zeros(0, "i4"))
+        _, _, later = stage.backward(np.ones((3, 4), "f4"), kept)
+        graph = stage._weights.get_concrete_function(*later).graph
+        needed, todo = {}, [tensor.op for tensor in graph.outputs]
+        while todo:  # what the gradients depend on; the rest is not run
+            op = todo.pop()
+            if op.name not in needed:
+                needed[op.name] = op.type
+                todo += [tensor.op for tensor in op.inputs]
+        right = [layer.activation.__name__ for layer in stage.model.layers[1:]]
+        found[activation] = list(needed.values()).count("MatMul"), right
+        assert tf.executing_eagerly()
+    return found
+
+
+def test_a_split_stage_computes_no_product_twice(tmp_path):
+    (found,) = on_ranks(1, products_of_split_stages, tmp_path)
+    for activation, (products, after) in found.items():
+        assert products == 2, activation  # one for each layer
+        assert after == [activation] * 2
+
+
+def test_passes_are_timed_by_the_kinds_of_their_schedule():
+    cells = pipeline_schedule.predict("zb-h1", 2, 4, 1.0, 3.0, weights_s=1.0)
+    step = pipeline.PipelineStep(0.0, cells, (2, 2), (0, 0))
+    times = {"forward": [1, 1], "backward": [2, 2], "weights": [1, 1]}
+    assert pipeline.cell_seconds([step]) == times
+    plain = pipeline.PipelineStep(0.0, pipeline_schedule.predict("1f1b", 2, 4), (2, 1), (0, 0))
+    assert pipeline.cell_seconds([plain]) == {"forward": [1, 1], "backward": [2, 2]}

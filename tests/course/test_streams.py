@@ -1,0 +1,57 @@
+"""Streams share the cores, answer the same, and their numbers obey Little's law.
+
+Tests dlcourse.bench.streams, its command and its plot.
+"""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from dlcourse.bench import streams
+from dlguide.cli.app import app
+from dlguide.machine import describe
+from dlguide.measure import Timing
+
+
+def split(count=2, threads=1, batch=4, latency_s=0.5):
+    """Make `count` streams that are busy all the time: they bring count x batch / latency."""
+    latency = Timing((latency_s,) * 20)
+    return streams.StreamSplit(
+        count, threads, batch, latency, (count * batch / latency_s,) * 3, (0.0, 1.0)
+    )
+
+
+def test_busy_streams_keep_one_batch_each_under_way():
+    for count in (1, 2, 3, 48):
+        assert split(count).under_way == pytest.approx(count)
+
+
+def test_late_answers_are_the_slowest_of_twenty():
+    latency = Timing((*(1.0,) * 90, *(9.0,) * 10))
+    late = streams.StreamSplit(1, 1, 1, latency, (1.0,), (0.0, 1.0))
+    assert late.latency.median == 1.0
+    assert late.late_s == 9.0
+
+
+@pytest.mark.long  # lesson 33 measures too
+def test_every_number_of_streams_of_this_machine_is_measured(monkeypatch):
+    cores = describe().usable_cores
+    monkeypatch.setattr(streams, "TURNS", 2)
+    splits = streams.compare("mlp", batch_per_rank=3, seconds=0.2)
+    assert {1, cores} <= {each.streams for each in splits}
+    for each in splits:
+        assert each.streams * each.threads <= cores
+        assert len(each.images_per_s) == 2
+        assert len(each.latency.warmup_s) == 2 * each.streams
+        assert 0 < each.under_way <= 1.001 * each.streams
+        assert each.answer == pytest.approx(splits[0].answer, rel=1e-3)
+
+
+def test_command_line_writes_record_and_plot(tmp_path, monkeypatch):
+    monkeypatch.setattr(streams, "compare", lambda *more, **named: [split(1, 2), split(2, 1)])
+    result = CliRunner().invoke(app, ["bench", "streams", "--output", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "streams.json").read_text())
+    assert [each["streams"] for each in record["splits"]] == [1, 2]
+    assert (tmp_path / "streams.png").exists()
