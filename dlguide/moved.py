@@ -38,7 +38,7 @@ MOVED = {
     "dlguide.parallel.ring_attention": "dlcourse.parallel.context",
     "dlguide.parallel.tensor": "dlcourse.parallel.tensor",
     "dlguide.parallel.ulysses_attention": "dlcourse.parallel.context",
-    "dlguide.plots.timeline": "dlcourse.pictures.timeline",
+    "dlguide.plots.timeline": "dlcourse.pictures.horovod",
     "dlguide.scaling.simulate": "dlcourse.simulate",
     "dlguide.scaling.storage": "dlcourse.storage",
     "dlguide.search": "dlcourse.search",
@@ -49,7 +49,7 @@ MOVED = {
 
 
 class Finder:
-    """Asked by Python's import after all others: raises for a name that has moved."""
+    """Asked first by Python's import, since an old folder may be left: raises for moved names."""
 
     @staticmethod
     def find_spec(
@@ -62,4 +62,4 @@ class Finder:
 
 
 if Finder not in sys.meta_path:
-    sys.meta_path.append(Finder)
+    sys.meta_path.insert(0, Finder)

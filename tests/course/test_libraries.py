@@ -72,7 +72,7 @@ def test_several_files_of_one_library_count_once_and_copies_are_counted(tmp_path
 
 def test_numpy_s_blas_is_seen_here_once_it_is_loaded():
     code = (
-        "from dlguide.machine import libraries\n"
+        "from dlcourse import libraries\n"
         "import numpy as np\n"
         "np.ones((8, 8)) @ np.ones((8, 8))\n"
         "blas = np.show_config(mode='dicts')['Build Dependencies']['blas']['name']\n"

@@ -12,6 +12,7 @@ from unittest import mock
 import google_crc32c
 
 from dlcourse.exercises.engine import Exercise, Letters, letter, share_of
+from dlcourse.formats import recordio  # noqa: F401  adds its framing
 from dlguide.data.formats.records import FRAMINGS
 
 CUT, MANIFEST = "cut between two records", "tfrecord with manifest"

@@ -21,6 +21,7 @@ _PICTURES = {
         "table web_links"
     ),
     "hardware": "addresses against_roof catalogue links roofline systolic topology",
+    "horovod": "timeline",
     "measurements": "onednn_speeds reading_speeds streams utilisation",
     "networks": (
         "attention_map densities dependencies footprints image_grid layer_shares seed_errors "
@@ -37,7 +38,6 @@ _PICTURES = {
     ),
     "search": "projections rank_bars search_scores",
     "storage": "durations epoch_times file_map file_system gains_by_size pace striping",
-    "timeline": "timeline",
     "training": (
         "batch_costs dead_and_sharp descent edge loss_curves ranks_per_sample rate_scan "
         "recipe_curves recipes speed_and_quality start_up symptoms"
