@@ -1,16 +1,16 @@
-"""Thread recipes of 2019: where KMP_AFFINITY, OMP_PLACES and MLSL's variables put threads.
+"""Thread recipes of 2019: where KMP_AFFINITY and MLSL's variables put threads on a node.
 
     recipes_2019.explain("granularity=fine,compact,1,0", machine, OMP_NUM_THREADS=22)
 
 Sources: PRACE best practice guide (2019), section 6.2.5; Intel C++ Compiler Classic Developer Guide
-and Reference, Thread Affinity Interface; OpenMP 5.0, sections 2.6.2 and 6.5.
+and Reference, Thread Affinity Interface.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,23 +19,13 @@ from dlguide.machine.threads import ThreadPlan, plan
 from dlguide.machine.topology import Core, Machine, format_cpus
 
 SERVERS = "MLSL_SERVER_AFFINITY"
-SETTINGS = ("OMP_NUM_THREADS", "OMP_PLACES", "OMP_PROC_BIND", "MLSL_NUM_SERVERS", SERVERS)
-# type of KMP_AFFINITY -> how many numbers may follow it
-KMP_TYPES = {"balanced": 2, "compact": 2, "disabled": 0, "explicit": 0, "logical": 1, "none": 0}
-KMP_TYPES |= {"physical": 1, "scatter": 2}
-# what a thread may move within: CPUs with an equal key; a tile is two cores of a Xeon Phi
+KMP_TYPES = ("compact", "explicit", "none", "scatter")
+# what a thread may move within: CPUs with an equal key
 _GRANULARITIES: dict[str, Callable[[Core], Any]] = {
     **dict.fromkeys(("fine", "thread"), lambda core: core.cpu),
-    **dict.fromkeys(("core", "tile"), lambda core: (core.socket, core.core)),
-    "numa_domain": lambda core: (core.socket, core.numa),
+    "core": lambda core: (core.socket, core.core),
     "socket": lambda core: core.socket,
 }
-# a name that OMP_PLACES may have -> the CPUs with an equal key are one place
-_PLACES = {
-    "threads": "thread", "cores": "core", "numa_domains": "numa_domain", "sockets": "socket"
-}  # fmt: skip
-_POLICIES = ("true", "false", "close", "spread", "master", "primary")
-_SWITCHES = [no + name for no in ("", "no") for name in ("verbose", "respect", "warnings", "reset")]
 
 Placement = tuple[tuple[int, ...], ...]  # the logical CPUs of each thread of a process
 
@@ -51,63 +41,44 @@ class KmpAffinity:
     proclist: Placement = ()
 
 
-def parse_kmp(text: str, there: Collection[int] | None = None) -> KmpAffinity:
-    """Parse `[modifier,...]type[,permute][,offset]`; `there` are the CPUs that may be named."""
+def parse_kmp(text: str) -> KmpAffinity:
+    """Parse `[granularity=...,][proclist=[...],]type[,permute][,offset]`."""
     name, kind, granularity, proclist, numbers = "KMP_AFFINITY", "", "core", (), []
-    for word in re.findall(r"(?:[^,\[{]|\[[^]]*\]?|\{[^}]*\}?)+", text):
+    for word in re.findall(r"(?:[^,\[]|\[[^]]*\]?)+", text):
         key, equals, rest = word.strip().lower().partition("=")
         if key.isdigit() and kind:
-            most = KMP_TYPES[kind]
-            count = f"{most or 'no'} number{'s'[: most != 1]}"
-            require(len(numbers) < most, name, f"have {count} after {kind}", text)
             numbers.append(int(key))
         elif key == "granularity" and equals:
             granularity = require_known(rest, _GRANULARITIES, f"{name}, granularity")
         elif key == "proclist" and equals:
-            boxed = re.fullmatch(r"\[(.+)\]", rest)
-            require(boxed, name, "have a list in square brackets, such as [0-3,8]", rest)
-            proclist = tuple(parse_cpu_lists(boxed[1], name, there))
-        elif key not in _SWITCHES:
+            proclist = parse_cpu_lists(rest.strip("[]"), name)
+        else:
             require(not kind, name, f"have one type, and {kind} is one", key, "Leave one out.")
-            kind = require_known(key, [*KMP_TYPES, *_SWITCHES], name)
+            kind = require_known(key, KMP_TYPES, name)
     require(kind, name, "have a type", text)
     both = (kind == "explicit") == bool(proclist)
     require(both, name, "have the type explicit with a proclist=[...], and only then", text)
-    if KMP_TYPES[kind] == 1:  # logical and physical have an offset only
-        numbers.insert(0, 0)
     permute, offset = [*numbers, 0, 0][:2]
     return KmpAffinity(kind, granularity, permute, offset, proclist)
 
 
-def parse_cpu_lists(
-    text: str, name: str, there: Collection[int] | None = None
-) -> list[tuple[int, ...]]:
-    """Parse a list of logical CPUs: `3`, spans `0-5`, spans with a stride `0-6:2`, sets `{4,5}`."""
+def parse_cpu_lists(text: str, name: str) -> Placement:
+    """Parse a list of logical CPUs: `3`, spans `0-5`, sets for one thread `{4,5}`."""
     found: list[tuple[int, ...]] = []
     for piece in re.findall(r"\{[^}]*\}?|[^,{]+", text):
         if piece.startswith("{"):
-            inside = parse_cpu_lists(piece.strip("{}"), name, there)
+            inside = parse_cpu_lists(piece.strip("{}"), name)
             found.append(tuple(cpu for cpus in inside for cpu in cpus))
             continue
-        entry = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4})(?::([1-9]\d{0,3}))?)?\s*", piece)
-        require(entry, name, "have CPUs such as 3, 0-5, 0-6:2 or {4,5}", piece)
+        entry = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", piece)
+        require(entry, name, "have CPUs such as 3, 0-5 or {4,5}", piece)
         low, high = int(entry[1]), int(entry[2] or entry[1])
         require(low <= high, name, "have spans that go upwards", piece)
-        cpus = range(low, high + 1, int(entry[3] or 1))
-        _require_there(name, {*cpus}, there, piece)
-        found += [(cpu,) for cpu in cpus]
-    return found
+        found += [(cpu,) for cpu in range(low, high + 1)]
+    return tuple(found)
 
 
-def _require_there(name: str, cpus: set[int], there: Collection[int] | None, piece: str) -> None:
-    must = f"name CPUs of the machine, which has {format_cpus(there or ())}"
-    then = "Look at the numbering with `lscpu -e`."
-    require(there is None or cpus <= {*there}, name, must, piece, then)
-
-
-def place_kmp(
-    affinity: KmpAffinity, cores: Sequence[Core], threads: int, all_levels: bool = False
-) -> Placement:
+def place_kmp(affinity: KmpAffinity, cores: Sequence[Core], threads: int) -> Placement:
     """Return the logical CPUs of each OpenMP thread of one process under KMP_AFFINITY.
 
     Every hardware thread has an address: socket, core in the socket, thread in the core. The
@@ -115,13 +86,12 @@ def place_kmp(
 
         compact, permute p: by the p innermost levels first (innermost first), then the others
         scatter, permute p: as compact with permute (levels - 1 - p)
-        balanced: as many neighbouring threads on each core as the others have, or one more
 
     The runtime of 2019 left out the level of hardware threads if each core has one, so that
-    `compact,1,0` then counts sockets fastest; later ones keep it (`all_levels`).
+    `compact,1,0` then counts sockets fastest; later ones keep it.
     """
     everywhere = tuple(sorted(core.cpu for core in cores))
-    if affinity.kind in ("none", "disabled"):
+    if affinity.kind == "none":
         return (everywhere,) * threads
     groups = _grouped(cores, _GRANULARITIES[affinity.granularity])
     unit = {cpu: cpus for cpus in groups.values() for cpu in cpus}
@@ -138,23 +108,17 @@ def place_kmp(
         )
         for thread, cpu in enumerate(cpus)
     }
-    siblings = 1 + max(where[2] for where in address.values())
-    if affinity.kind == "balanced":
-        return tuple(unit[cpu] for cpu in _balanced(address, threads, siblings))
-    depth = 3 if siblings > 1 or all_levels else 2
-    permute, offset = min(affinity.permute, depth - 1), affinity.offset
+    depth = 3 if any(thread for _, _, thread in address.values()) else 2
+    permute = min(affinity.permute, depth - 1)
     if affinity.kind == "scatter":
         permute = depth - 1 - permute if affinity.permute < depth else 0
-    elif affinity.kind in ("logical", "physical"):
-        permute = int(affinity.kind == "physical" and siblings > 1)
-        offset *= siblings
 
     def key(cpu: int) -> tuple[int, ...]:
         levels = address[cpu][:depth]
         return (*levels[::-1][:permute], *levels[: depth - permute])
 
     ordered = sorted(everywhere, key=key)
-    return tuple(unit[ordered[(offset + number) % len(ordered)]] for number in range(threads))
+    return tuple(unit[ordered[(affinity.offset + i) % len(ordered)]] for i in range(threads))
 
 
 def _grouped(cores: Iterable[Core], key: Callable[[Core], Any]) -> dict[Any, tuple[int, ...]]:
@@ -163,82 +127,6 @@ def _grouped(cores: Iterable[Core], key: Callable[[Core], Any]) -> dict[Any, tup
     for core in sorted(cores, key=lambda core: (core.socket, core.core, core.cpu)):
         groups.setdefault(key(core), []).append(core.cpu)
     return {each: tuple(sorted(cpus)) for each, cpus in groups.items()}
-
-
-def _balanced(address: Mapping[int, tuple[int, ...]], threads: int, siblings: int) -> list[int]:
-    """Share the threads among cores, or among sockets if no core has a second hardware thread."""
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for cpu in sorted(address, key=address.__getitem__):
-        groups.setdefault(address[cpu][: 2 if siblings > 1 else 1], []).append(cpu)
-    each, more = divmod(threads, len(groups))
-    return [
-        cpus[thread % len(cpus)]
-        for number, cpus in enumerate(groups.values())
-        for thread in range(each + (number < more))
-    ]
-
-
-def parse_places(
-    text: str, cores: Sequence[Core], there: Collection[int] | None = None
-) -> Placement:
-    """Parse OMP_PLACES: a name with an optional count, or places such as `{0:4}:3:4`."""
-    name, text = "OMP_PLACES", text.strip().lower()
-    if "{" not in text:
-        kind, bracket, count = text.partition("(")
-        key = _GRANULARITIES[_PLACES[require_known(kind.strip(), _PLACES, name)]]
-        counted = re.fullmatch(r"\s*([1-9]\d{0,3})\s*\)", count)
-        require(not bracket or counted, name, "have a count in brackets, such as (4)", text)
-        ordered = tuple(_grouped(cores, key).values())
-        return ordered[: int(counted[1])] if counted else ordered
-    found: list[tuple[int, ...]] = []
-    for piece in re.findall(r"\s*((?:\{[^}]*\}?|[^,{])+)", text):
-        parts = re.fullmatch(r"\{([^{}]*)\}(?::(\d{1,4})(?::(-?\d{1,4}))?)?\s*", piece)
-        require(parts, name, "have places such as {0,1}, {0:4} or {0:4}:3:4", piece)
-        cpus = [cpu for inside in parts[1].split(",") for cpu in _span(inside)]
-        count, stride = int(parts[2] or 1), int(parts[3] or len(cpus))
-        require(count and stride, name, _COUNTED, piece)
-        few = sum(map(len, found)) + count * len(cpus) <= 4096
-        require(few, name, "list at most 4096 CPUs", piece)
-        moved = [tuple(cpu + number * stride for cpu in cpus) for number in range(count)]
-        require(min(map(min, moved)) >= 0, name, "stay at CPUs of at least 0", piece)
-        _require_there(name, {cpu for each in moved for cpu in each}, there, piece)
-        found += moved
-    return tuple(found)
-
-
-_COUNTED = "have a count of at least 1 and a stride that is not 0"
-
-
-def _span(text: str) -> range:
-    parts = re.fullmatch(r"\s*(\d{1,4})(?::(\d{1,4}))?(?::(\d{1,4}))?\s*", text)
-    must = "have CPUs such as 3, 0:4 (four from 0 on) or 0:4:2"
-    require(parts, "OMP_PLACES", must, text)
-    first, count, stride = int(parts[1]), int(parts[2] or 1), int(parts[3] or 1)
-    require(count and stride, "OMP_PLACES", _COUNTED, text)
-    return range(first, first + count * stride, stride)
-
-
-def place_omp(
-    places: Placement, policy: str, threads: int, everywhere: tuple[int, ...]
-) -> Placement:
-    """Return the logical CPUs of each thread, dealt to places as OMP_PROC_BIND says.
-
-    With T threads and P places, T <= P: close takes the first T places; spread cuts the places
-    into T neighbouring groups and takes the first of each; master takes the first place for all.
-    With T > P, close and spread put floor(T / P) neighbouring threads on each place, one more on
-    the first T mod P; on which is left open by the standard, as is what true means: close here.
-    """
-    words = [word.strip().lower() for word in policy.split(",")]
-    kind, *_ = [require_known(word, _POLICIES, "OMP_PROC_BIND") for word in words]
-    if kind == "false":
-        return (everywhere,) * threads
-    if kind in ("master", "primary"):
-        return (places[0],) * threads
-    each, more = divmod(max(threads, len(places)), min(threads, len(places)))
-    if threads <= len(places):
-        starts = [number * each + min(number, more) for number in range(threads)]
-        return tuple(places[at if kind == "spread" else n] for n, at in enumerate(starts))
-    return tuple(cpus for number, cpus in enumerate(places) for _ in range(each + (number < more)))
 
 
 @dataclass(frozen=True)
@@ -265,26 +153,26 @@ class RecipeExplanation:
     plan: ThreadPlan | None
 
 
-def explain(affinity: str | None, machine: Machine, **settings: Any) -> RecipeExplanation:
+def explain(affinity: str, machine: Machine, **settings: Any) -> RecipeExplanation:
     """Explain what a KMP_AFFINITY and other variables of a recipe do on one node of a machine.
 
-    Threads are placed as by Intel's OpenMP of 2019, see `place_kmp`; without a KMP_AFFINITY
-    (None) as OMP_PLACES and OMP_PROC_BIND say, see `place_omp`. Each process first gets its
+    Threads are placed as by Intel's OpenMP of 2019, see `place_kmp`. Each process first gets its
     share of the node, as from a launcher: neighbouring cores, inside a NUMA node if possible. Its
     OpenMP threads stay inside that share, unless the CPUs are listed one by one. The servers of
     MLSL go to the listed CPUs, an equal number for each process in turn; there are as many
     processes as the list has CPUs for.
+
+    Args:
+        settings: OMP_NUM_THREADS, MLSL_NUM_SERVERS and MLSL_SERVER_AFFINITY.
     """
     for name in settings:
-        require_known(name, SETTINGS, "settings")
+        require_known(name, ("OMP_NUM_THREADS", "MLSL_NUM_SERVERS", SERVERS), "settings")
+    kmp = parse_kmp(affinity)
+    entries = parse_cpu_lists(settings.get(SERVERS, ""), SERVERS)
+    listed = tuple(cpu for cpus in entries for cpu in cpus)
     there = {core.cpu for core in machine.cores}
-    omp = {"OMP_PLACES", "OMP_PROC_BIND"} & {*settings}
-    must = "bind threads in one way, by KMP_AFFINITY or by OMP_PLACES and OMP_PROC_BIND"
-    require((affinity is None) == bool(omp), "affinity", must, affinity)
-    kmp, listed = parse_kmp(affinity or "none", there), ()
-    if settings.get(SERVERS):
-        entries = parse_cpu_lists(str(settings[SERVERS]), SERVERS, there)
-        listed = tuple(cpu for cpus in entries for cpu in cpus)
+    must = f"name CPUs of the machine, which has {format_cpus(there)}"
+    require({*listed} <= there, SERVERS, must, listed, "Look at the numbering with `lscpu -e`.")
     servers = require_count(settings.get("MLSL_NUM_SERVERS", 0), "MLSL_NUM_SERVERS", least=0)
     count = max(1, len(listed) // servers) if listed and servers else 1
     each = servers or len(listed)
@@ -295,21 +183,13 @@ def explain(affinity: str | None, machine: Machine, **settings: Any) -> RecipeEx
     for number, share in enumerate(plan(machine, count, oversubscribe=True).cpus):
         cores = [core for core in machine.cores if core.cpu in share]
         threads = require_count(settings.get("OMP_NUM_THREADS", len(cores)), "OMP_NUM_THREADS")
-        require(threads <= 4096, "OMP_NUM_THREADS", "be at most 4096 for a node", threads)
         within = machine.cores if kmp.kind == "explicit" else cores  # also outside of the share
         own = listed[number * each : (number + 1) * each]
-        if omp:
-            places = parse_places(str(settings.get("OMP_PLACES", "cores")), cores, there)
-            policy = str(settings.get("OMP_PROC_BIND", "true"))
-            placement = place_omp(places, policy, threads, tuple(share))
-        else:
-            placement = place_kmp(kmp, within, threads)
-        placed.append(ProcessPlacement(tuple(share), placement, own))
+        placed.append(ProcessPlacement(tuple(share), place_kmp(kmp, within, threads), own))
     findings = [
         *_thread_findings(machine, placed),
         *_server_findings(machine, [process.communicates for process in placed]),
         *_collisions(machine, placed),
-        *_runtime_findings(machine, kmp, placed[0]),
     ]
     today = None
     try:
@@ -419,18 +299,3 @@ def _collisions(machine: Machine, processes: Sequence[ProcessPlacement]) -> list
         f"{' and '.join(map(str, ranks))} compute on the same cores, unless something else keeps "
         "them away."
     ] * bool(met)
-
-
-def _runtime_findings(
-    machine: Machine, affinity: KmpAffinity, process: ProcessPlacement
-) -> list[str]:
-    """Report if a later runtime places the threads of `compact` elsewhere."""
-    cores = [core for core in machine.cores if core.cpu in process.cpus]
-    later = place_kmp(affinity, cores, len(process.threads), all_levels=True)
-    if affinity.kind != "compact" or later == process.threads:
-        return []
-    return [
-        "Each core has one hardware thread here. The runtime of 2019 then leaves out that level "
-        "and deals the threads to the sockets in turn; later runtimes keep it: process 0 would use "
-        f"CPUs {format_cpus(sorted(set().union(*later)))}."
-    ]

@@ -2,9 +2,9 @@
 
 Tests dlcourse.recipes_2019 and `dlguide.machine.imagine`.
 
-`intel_affinity.json` holds what Intel's own runtime libraries of 2019 (intel-openmp 2019.0) and of
-2026 (2026.2.0) reported with `verbose` for machines described to them by a file: machine,
-KMP_AFFINITY, threads, mask of the process, the CPUs of each thread then and now.
+`intel_affinity.json` holds what Intel's own runtime library of 2019 (intel-openmp 2019.0) reported
+with `verbose` for machines described to it by a file: machine, KMP_AFFINITY, threads, mask of the
+process, the CPUs of each thread.
 """
 
 import json
@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlcourse import recipes_2019
-from dlcourse.recipes_2019 import parse_cpu_lists, parse_kmp, parse_places
+from dlcourse.recipes_2019 import parse_cpu_lists, parse_kmp
 from dlguide.machine import imagine, threads
 
 RUNTIME = json.loads((Path(__file__).parent / "intel_affinity.json").read_text())
@@ -37,56 +37,29 @@ def usable(machine, mask):
     return [core for core in machine.cores if core.cpu in cpus]
 
 
-@pytest.mark.parametrize(("name", "value", "count", "mask", "then", "now"), RUNTIME)
-def test_threads_are_placed_as_intels_runtime_placed_them(name, value, count, mask, then, now):
-    cores = usable(MACHINES[name], mask)
-    affinity = parse_kmp(value)
-    for expected, all_levels in ((then, False), (now, True)):
-        if expected is not None:
-            came = recipes_2019.place_kmp(affinity, cores, count, all_levels)
-            assert [list(cpus) for cpus in came] == expected
+@pytest.mark.parametrize(("name", "value", "count", "mask", "expected"), RUNTIME)
+def test_threads_are_placed_as_intels_runtime_placed_them(name, value, count, mask, expected):
+    came = recipes_2019.place_kmp(parse_kmp(value), usable(MACHINES[name], mask), count)
+    assert [list(cpus) for cpus in came] == expected
 
 
 @pytest.mark.parametrize(
-    ("read", "text", "must"),
+    ("text", "must"),
     [
-        (parse_kmp, "granularity=fine,compakt,1,0", r"got 'compakt'\. Did you mean compact\?"),
-        (parse_kmp, "proclist=[5-2],explicit", r"spans that go upwards, got '5-2'"),
-        (parse_kmp, "granularity=fine", r"have a type, got 'granularity=fine'"),
-        (parse_places, "corse", r"be one of .* got 'corse'\. Did you mean cores\?"),
-        (parse_places, "{6:4}", r"name CPUs of the machine, which has 0-7, got '\{6:4\}'"),
+        ("granularity=fine,compakt,1,0", r"got 'compakt'\. Did you mean compact\?"),
+        ("proclist=[5-2],explicit", r"spans that go upwards, got '5-2'"),
+        ("granularity=fine", r"have a type, got 'granularity=fine'"),
+        ("explicit", r"with a proclist=\[\.\.\.\], and only then, got 'explicit'"),
     ],
 )
-def test_mistyped_recipe_is_named(read, text, must):
-    machine = [] if read is parse_kmp else [MACHINES["2x4"].cores, range(8)]
+def test_mistyped_recipe_is_named(text, must):
     with pytest.raises(ValueError, match=must):
-        read(text, *machine)
+        parse_kmp(text)
 
 
-# The examples of OpenMP's standard.
-
-
-def test_places_of_the_standard_are_read_alike():
-    four = ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11), (12, 13, 14, 15))
-    listed = "{0,1,2,3},{4,5,6,7},{8,9,10,11},{12,13,14,15}"
-    for text in (listed, "{0:4},{4:4},{8:4},{12:4}", "{0:4}:4:4", "{0:4}:4", "{12:4}:4:-4"):
-        came = parse_places(text, ())
-        assert (came[::-1] if text.endswith("-4") else came) == four
-    assert parse_places("{0:3:2}", ()) == ((0, 2, 4),)
-
-
-def test_policies_deal_threads_to_places():
-    eight = tuple((cpu,) for cpu in range(8))
-
-    def cpus(policy, count):
-        return [each[0] for each in recipes_2019.place_omp(eight, policy, count, range(8))]
-
-    assert cpus("close", 4) == cpus("true", 4) == [0, 1, 2, 3]
-    assert cpus("spread", 4) == [0, 2, 4, 6]
-    assert cpus("spread", 3) == [0, 3, 6]
-    assert cpus("master", 3) == cpus("primary,close", 3) == [0, 0, 0]
-    assert cpus("close", 10) == [0, 0, 1, 1, 2, 3, 4, 5, 6, 7]
-    assert recipes_2019.place_omp(eight, "false", 2, (0, 1)) == ((0, 1),) * 2
+def test_cpus_that_the_machine_does_not_have_are_named():
+    with pytest.raises(ValueError, match=r"name CPUs of the machine, which has 0-7, got \(6, 8\)"):
+        recipes_2019.explain("compact", MACHINES["2x4"], MLSL_SERVER_AFFINITY="6,8")
 
 
 @pytest.mark.parametrize("numbering", ["blocks", "turns"])
