@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from functools import cache
 
 from dlguide import published
-from dlguide.cluster.launch_command import LaunchLine
+from dlguide.cluster.launch_command import LaunchLine, given, hydra, joined, mpich, srun
 from dlguide.errors import require, require_known
 
 WORKS, DATED, DEAD, HARMFUL = "works", "dated", "dead", "harmful"
@@ -255,3 +255,29 @@ def _findings(job: LaunchLine) -> list[str]:
     if not job.program:
         said.append("There is no program behind the options: nothing would run.")
     return said
+
+
+def all_lines(job: LaunchLine) -> dict[str, str]:
+    """Return the command for every launcher of today."""
+    ways = {"MPICH": mpich, "Open MPI 5": _open_mpi, "Intel MPI": _intel_mpi, "Slurm": srun}
+    return {name: command(job) for name, command in ways.items()}
+
+
+def _intel_mpi(job: LaunchLine) -> str:
+    """Bind each rank to a domain of CPUs."""
+    domain = f"{job.cpus}:compact" if job.cpus else "auto"
+    return joined([*hydra(job), "-genv", "I_MPI_PIN_DOMAIN", domain], job)
+
+
+def _open_mpi(job: LaunchLine) -> str:
+    cores = f":PE={job.cpus}" if job.cpus else ""
+    place = f"ppr:{job.per_node}:node{cores}" if job.per_node else f"slot{cores}"
+    hosts = job.hosts
+    if job.per_node and hosts:  # a host without its number of ranks is one slot
+        hosts = ",".join(f"{host}:{job.per_node}" for host in hosts.split(","))
+    words = ["mpirun", *given("-n", job.ranks), "--map-by", place, "--bind-to", "core"]
+    words += [*given("--hostfile", job.hostfile), *given("--host", hosts)]
+    words += ["--output", "tag"] if job.label else []
+    for name, value in job.variables.items():
+        words += ["-x", name if value is None else f"{name}={value}"]
+    return joined([*words, "--report-bindings"], job)

@@ -60,7 +60,7 @@ def test_c12_the_copied_flags_are_called_dated_and_left_out_of_todays_lines():
     states = {word.text: word.state for word in launch.words if word.state != "works"}
     dated = dict.fromkeys(("-bind-to none", "-mca pml ob1", "-mca btl ^openib"), "dated")
     assert states == {**dated, "-oversubscribe": "harmful"}
-    for command in launch_command.all_lines(launch.job).values():
+    for command in launch_lines.all_lines(launch.job).values():
         assert not any(word in command for word in ("openib", "ob1", "oversub", "bind-to none"))
 
 
@@ -74,7 +74,7 @@ def test_c25_the_line_with_export_runs_nothing_and_needs_256_nodes():
 @pytest.mark.parametrize("line", LINES)
 def test_todays_lines_say_the_same_job(line):
     job = launch_lines.explain(line).job
-    for name, command in launch_command.all_lines(job).items():
+    for name, command in launch_lines.all_lines(job).items():
         if name == "Slurm":  # srun is written, not read
             continue
         again = launch_lines.explain(command)
