@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dlguide.cluster.output import (
     LineBuffer,
+    LineWriter,
     RankOutput,
 )
 
@@ -85,13 +86,14 @@ def test_a_line_is_shown_while_the_rank_goes_on(tmp_path):
     go = tmp_path / "go"
     script.write_text(
         "import os, sys, time\nprint('first', flush=True)\nprint('prompt? ', end='', flush=True)\n"
-        f"while not os.path.exists({str(go)!r}):\n    time.sleep(0.05)\n"
+        f"while not os.path.exists({str(go)!r}):\n    time.sleep(0.05)\nprint('yes')\n"
     )
     command = [sys.executable, "-m", "dlguide.cli", "run", "-n", "1", script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as run:
         assert run.stdout.readline() == b"[0] first\n"
-        assert run.stdout.readline() == b"[0] prompt? \n"
+        assert run.stdout.read(len("[0] prompt? ")) == b"[0] prompt? "
         go.touch()
+        assert run.stdout.read() == b"yes\n"
         assert run.wait(timeout=40) == 0
 
 
@@ -106,6 +108,16 @@ def test_when_nobody_reads_any_more_the_ranks_are_told(tmp_path):
         run.stdout.close()
         assert run.wait(timeout=40) != 0
         assert b"BrokenPipeError" in run.stderr.read()
+
+
+def test_a_line_that_another_interrupts_is_ended_and_begun_anew(capsys):
+    writer, one, two = LineWriter(), LineBuffer(b"[0] "), LineBuffer(b"[1] ", 2)
+    for lines, piece in ((one, b"a"), (one, b"b"), (two, b"x\n"), (one, b"c"), (one, b"d\ne")):
+        writer.show(lines, lines.add(piece) or lines.part())
+    for lines in (one, two):
+        writer.show(lines, lines.part() + lines.rest())
+    out, err = capsys.readouterr()
+    assert (out, err) == ("[0] ab\n[0] cd\n[0] e\n", "[1] x\n")
 
 
 class Call:
@@ -128,6 +140,9 @@ def test_lines_appear_whole_behind_their_rank_and_once(tmp_path, capsys):
     calls[0].metadata["stdout"] = "one\ntw"
     display.show()
     assert capsys.readouterr().out == "[0] one\n"
+    calls[0].metadata["stderr"] = "warning\n"
+    display.show()
+    assert capsys.readouterr().out == "[0] warning\n"
     display.show()
     calls[0].metadata["stdout"] += "o\n"
     calls[1].done = True

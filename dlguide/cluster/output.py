@@ -2,12 +2,13 @@
 
 `RankOutput` shows the output of a call on a `Cluster`, which arrives with ipyparallel's messages.
 `RankPipes` shows that of a script: every rank writes into two named pipes of the run's folder,
-and one thread of the launcher reads them all, so lines of two ranks are never mixed. Incomplete
-lines (a prompt, a progress bar) are shown after a moment.
+and one thread of the launcher reads them all, so lines of two ranks are never mixed. An incomplete
+line (a prompt, a progress bar) is shown after a moment, and goes on where no other comes between.
 """
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import re
@@ -24,8 +25,9 @@ from dlguide.cluster.rank import log_path
 PROGRESS_S = 0.5
 LINE_S = 5.0  # in a file or a pipe, where no line can be overwritten
 NAMES = {1: "stdout", 2: "stderr"}
+STREAMS = tuple(NAMES.values())
 PATIENCE_S = 0.2  # how long to wait for the rest of a line
-LONG = 1 << 16  # bytes; longer lines are shown in pieces
+LONG = 1 << 16  # bytes; longer lines are shown piece by piece
 # A lone carriage return overwrites what was printed: with the lines of several ranks that is
 # unreadable, so it ends a line here. One at the very end may be the first half of "\r\n".
 _END = re.compile(rb"(\r*\n|\r+(?!\Z|[\r\n]))")
@@ -37,7 +39,9 @@ class RankOutput:
     def __init__(self, folder: Path, calls: Mapping[int, Any]) -> None:
         self.folder = folder
         self.calls = calls
-        self.printed = dict.fromkeys(calls, 0)
+        self.lines = {(k, name): LineBuffer(f"[{k}] ".encode()) for k in calls for name in STREAMS}
+        self.printed = dict.fromkeys(self.lines, 0)
+        self.writer = LineWriter()
         self.pictures = dict.fromkeys(calls, 0)
         self.started = time.time()
         self.progress_s = 0.0
@@ -66,13 +70,15 @@ class RankOutput:
 
     def _lines(self, rank: int, call: Any, final: bool) -> None:
         record = call.metadata if isinstance(call.metadata, Mapping) else call.metadata[0]
-        text = record.get("stdout", "") + record.get("stderr", "")
-        new = text[self.printed[rank] :]
-        end = len(new) if final else new.rfind("\n") + 1
-        self.printed[rank] += end
-        for line in new[:end].splitlines():
-            self._clear()
-            print(f"[{rank}] {line}")
+        for name in STREAMS:
+            stream, text = (rank, name), record.get(name, "")
+            new, self.printed[stream] = text[self.printed[stream] :], len(text)
+            lines = self.lines[stream]
+            shown = lines.add(new.encode(errors="backslashreplace")) if new else b""
+            shown += lines.rest() if final else b""
+            if shown:
+                self._clear()
+                self.writer.show(lines, shown)
         outputs = record.get("outputs", [])
         for output in outputs[self.pictures[rank] :]:
             self._clear()
@@ -137,12 +143,17 @@ def _show_rich(output: Mapping[str, Any]) -> None:
 
 
 class LineBuffer:
-    """Assembles the pieces of one stream to whole lines."""
+    """Assembles the pieces of one stream to whole lines; `number` is that of the stream.
 
-    def __init__(self, prefix: bytes = b"") -> None:
+    `begun` says whether a part of the current line has been shown already.
+    """
+
+    def __init__(self, prefix: bytes = b"", number: int = 1) -> None:
         self.prefix = prefix
+        self.number = number
         self.kept = b""
         self.since = 0.0
+        self.begun = False
 
     def add(self, piece: bytes) -> bytes:
         """Add a piece and return the lines that it completes.
@@ -150,26 +161,74 @@ class LineBuffer:
         >>> lines = LineBuffer(b"[1] ")
         >>> lines.add(b"epo"), lines.add(b"ch 1\\r\\nepoch")
         (b'', b'[1] epoch 1\\n')
-        >>> lines.rest()
-        b'[1] epoch\\n'
+        >>> lines.part(), lines.add(b" 2\\n")
+        (b'[1] epoch', b' 2\\n')
         """
         if not self.prefix:
             return piece
         self.since = time.monotonic()
         *pairs, self.kept = _END.split(self.kept + piece)
-        shown = [
-            self.prefix + line + b"\n"
-            for line, end in zip(pairs[::2], pairs[1::2], strict=True)
-            if line or end.endswith(b"\n")  # a bar often begins by going back
-        ]
+        shown = []
+        for line, end in zip(pairs[::2], pairs[1::2], strict=True):
+            if line or self.begun or end.endswith(b"\n"):  # a bar often begins by going back
+                shown.append(self._front() + line + b"\n")
+                self.begun = False
         if len(self.kept) > LONG:
-            shown.append(self.rest())
+            shown.append(self.part())
         return b"".join(shown)
 
+    def part(self) -> bytes:
+        """Return what there is of the incomplete line, without an end."""
+        if not self.kept or self.kept.endswith(b"\r"):
+            return self.rest() if self.kept else b""
+        shown, self.kept, self.begun = self._front() + self.kept, b"", True
+        return shown
+
     def rest(self) -> bytes:
-        """Return the incomplete line, ended, and clear it."""
+        """Return the rest of the incomplete line, ended, and clear it."""
         rest, self.kept = self.kept.rstrip(b"\r"), b""
-        return self.prefix + rest + b"\n" if rest else b""
+        if not rest and not self.begun:
+            return b""
+        shown, self.begun = self._front() + rest + b"\n", False
+        return shown
+
+    def _front(self) -> bytes:
+        return b"" if self.begun else self.prefix
+
+
+class LineWriter:
+    """Writes the lines of many streams to this process's own; a line that is open is ended first.
+
+    These may be what a notebook or `contextlib.redirect_stdout` has put there, which take text.
+    """
+
+    def __init__(self) -> None:
+        self.open: LineBuffer | None = None  # whose line has not been ended
+        new = codecs.getincrementaldecoder("utf-8")
+        self.decoders = {number: new("replace") for number in NAMES}
+
+    def show(self, lines: LineBuffer, text: bytes) -> None:
+        """Write what a stream has given.
+
+        Raises:
+            BrokenPipeError: if nobody reads any more.
+        """
+        if self.open not in (None, lines):
+            self.open.begun = False
+            self._write(self.open.number, b"\n")
+        self.open = lines if lines.prefix and not text.endswith(b"\n") else None
+        self._write(lines.number, text)
+
+    def _write(self, number: int, text: bytes) -> None:
+        stream = getattr(sys, NAMES[number])
+        if stream is None or getattr(stream, "closed", False):
+            return
+        if hasattr(stream, "buffer"):
+            stream.flush()
+            stream.buffer.write(text)
+        else:
+            stream.write(self.decoders[number].decode(text))
+        stream.flush()
 
 
 class RankPipes:
@@ -177,7 +236,8 @@ class RankPipes:
 
     def __init__(self, folder: Path, ranks: int, plain: Collection[tuple[int, int]] = ()) -> None:
         self.selector = selectors.DefaultSelector()
-        self.open: dict[int, tuple[LineBuffer, int, BinaryIO | None]] = {}
+        self.open: dict[int, tuple[LineBuffer, BinaryIO | None]] = {}
+        self.writer = LineWriter()
         for rank in range(ranks):
             for number in NAMES:
                 path = pipe_path(folder, rank, number)
@@ -186,7 +246,7 @@ class RankPipes:
                 pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
                 prefix = b"" if (rank, number) in plain else f"[{rank}] ".encode()
                 log = log_path(folder, rank).open("ab", buffering=0) if number == 2 else None
-                self.open[pipe] = (LineBuffer(prefix), number, log)
+                self.open[pipe] = (LineBuffer(prefix, number), log)
                 self.selector.register(pipe, selectors.EVENT_READ)
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -203,7 +263,7 @@ class RankPipes:
     def _close(self, pipe: int) -> None:
         """Close a pipe; a rank that writes into it gets BrokenPipeError."""
         self.selector.unregister(pipe)
-        _, _, log = self.open.pop(pipe)
+        _, log = self.open.pop(pipe)
         os.close(pipe)
         if log is not None:
             log.close()
@@ -215,8 +275,8 @@ class RankPipes:
         deadline = time.monotonic() + 5.0  # a process that outlives its rank may go on writing
         while self._copy(0.0) and time.monotonic() < deadline:
             pass
-        for lines, number, _ in list(self.open.values()):
-            self._show(number, lines.rest())
+        for lines, _ in list(self.open.values()):
+            self._show(lines, lines.rest())
 
     def _copy(self, wait_s: float) -> bool:
         """Copy what the pipes hold, and return whether there was anything."""
@@ -224,27 +284,25 @@ class RankPipes:
         for key, _ in ready:
             if key.fd not in self.open:
                 continue
-            lines, number, log = self.open[key.fd]
+            lines, log = self.open[key.fd]
             piece = os.read(key.fd, LONG)
             if log is not None:
                 log.write(piece)
-            self._show(number, lines.add(piece))
+            self._show(lines, lines.add(piece))
         now_s = time.monotonic()
-        for lines, number, _ in list(self.open.values()):
+        for lines, _ in list(self.open.values()):
             if lines.kept and now_s - lines.since > PATIENCE_S:
-                self._show(number, lines.rest())
+                self._show(lines, lines.part())
         return bool(ready)
 
-    def _show(self, number: int, text: bytes) -> None:
-        """Write to one of the launcher's streams; if its reader has gone, stop the ranks."""
+    def _show(self, lines: LineBuffer, text: bytes) -> None:
+        """Write lines; if their reader has gone, stop the ranks."""
         if not text:
             return
-        stream = sys.stdout if number == 1 else sys.stderr
         try:
-            stream.buffer.write(text)
-            stream.flush()
+            self.writer.show(lines, text)
         except BrokenPipeError:
-            for pipe in [pipe for pipe, (_, each, _) in self.open.items() if each == number]:
+            for pipe in [p for p, (each, _) in self.open.items() if each.number == lines.number]:
                 self._close(pipe)
 
 
