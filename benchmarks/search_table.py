@@ -22,7 +22,6 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from dlcourse import measured, search, small_mlp
-from dlcourse.search import spaces
 from dlguide.data import datasets
 
 POINTS, EPOCHS, SEED = 2000, (1, 3, 9), 61
@@ -40,7 +39,7 @@ def row(number: int) -> dict[str, Any]:
     if not _IMAGES:
         _IMAGES.append(small_mlp.Images.of(datasets.load("mnist"), TRAIN, VALIDATION))
     (images,) = _IMAGES
-    parameters = spaces.draw(SPACE, SEED, number)
+    parameters = search.draw(SPACE, SEED, number)
     line = {**parameters, "rate": f"{parameters['rate']:.6g}"}
     for epochs in EPOCHS:
         begin_s = time.process_time()

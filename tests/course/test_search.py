@@ -1,6 +1,6 @@
 """A search makes the trials its seed says, orders what failed last, and names what is wrong.
 
-Tests dlcourse.search.spaces and dlcourse.search.running.
+Tests dlcourse.search.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from dlcourse import search
-from dlcourse.search import spaces
 from dlguide.cluster import RankError
 
 pytestmark = pytest.mark.timeout(240)
@@ -43,7 +42,7 @@ def test_places_and_values_are_inverse(kind):
 
 
 def test_drawn_values_have_the_distribution_they_are_named_after():
-    drawn = [spaces.draw(SPACE, 5, number) for number in range(4000)]
+    drawn = [search.draw(SPACE, 5, number) for number in range(4000)]
     shares = np.array([one["share"] for one in drawn])
     exponents = np.log10([one["rate"] for one in drawn])
     assert -1 <= shares.min() < -0.98
@@ -57,19 +56,19 @@ def test_drawn_values_have_the_distribution_they_are_named_after():
 
 
 def test_a_trial_depends_on_seed_and_number_alone():
-    ten = [spaces.draw(SPACE, 1, number) for number in range(10)]
-    assert [spaces.draw(SPACE, 1, number) for number in reversed(range(10))] == ten[::-1]
-    assert spaces.draw(SPACE, 2, 0) != ten[0]
+    ten = [search.draw(SPACE, 1, number) for number in range(10)]
+    assert [search.draw(SPACE, 1, number) for number in reversed(range(10))] == ten[::-1]
+    assert search.draw(SPACE, 2, 0) != ten[0]
     assert len({one["rate"] for one in ten}) == 10
     json.dumps(ten)
 
 
 def test_grid_has_all_combinations_at_the_middles():
-    made = spaces.grid({"x": search.Uniform(0, 1), "k": search.Choice(("de", "f"))}, 2)
+    made = search.grid({"x": search.Uniform(0, 1), "k": search.Choice(("de", "f"))}, 2)
     assert made == [{"x": x, "k": k} for x, k in itertools.product((0.25, 0.75), ("de", "f"))]
-    few = spaces.grid({"n": search.Integer(1, 3)}, 10)
+    few = search.grid({"n": search.Integer(1, 3)}, 10)
     assert few == [{"n": 1}, {"n": 2}, {"n": 3}]
-    rates = [one["r"] for one in spaces.grid({"r": search.LogUniform(1e-4, 1.0)}, 2)]
+    rates = [one["r"] for one in search.grid({"r": search.LogUniform(1e-4, 1.0)}, 2)]
     assert rates == pytest.approx([1e-3, 1e-1])
 
 
@@ -79,8 +78,11 @@ def test_grid_has_all_combinations_at_the_middles():
         (lambda: search.Uniform(1, 1), "`high` must be above `low`, 1, got 1"),
         (lambda: search.LogUniform(0, 1), "`low` must be above 0 on a logarithmic scale"),
         (lambda: search.Choice("abc"), "`values` must hold at least one value"),
-        (lambda: spaces.check({}), "`space` must be a dictionary with at least one parameter"),
-        (lambda: spaces.check({"x": [1, 2]}), re.escape("write Choice((1, 2))")),
+        (
+            lambda: search.run(valley, {}, None),
+            "`space` must be a dictionary with at least one parameter",
+        ),
+        (lambda: search.run(valley, {"x": [1, 2]}, None), re.escape("write Choice((1, 2))")),
     ],
 )
 def test_wrong_spaces_are_refused(make, message):
@@ -93,7 +95,7 @@ def test_wrong_spaces_are_refused(make, message):
 
 def test_best_is_the_least_score_and_the_table_begins_with_it():
     found = search.run(valley, SPACE, search.Random(30, epochs=2), seed=3, show=False)
-    by_hand = [valley(spaces.draw(SPACE, 3, number), 2, 3) for number in range(30)]
+    by_hand = [valley(search.draw(SPACE, 3, number), 2, 3) for number in range(30)]
     assert [list(trial.history) for trial in found.trials] == by_hand
     assert found.best().score == min(history[-1] for history in by_hand)
     assert found.table().splitlines()[1].split()[0] == str(found.best().number)
@@ -176,7 +178,7 @@ def killer(parameters, epochs, seed):
 
 
 def test_rank_that_dies_ends_the_search_and_keeps_the_finished_trials(cluster):
-    expected = [spaces.draw(SPACE, 0, number)["share"] for number in range(40)]
+    expected = [search.draw(SPACE, 0, number)["share"] for number in range(40)]
     assert sum(share > 2.5 for share in expected) >= cluster.ranks
     with pytest.raises(RankError) as caught:
         search.run(killer, SPACE, search.Random(40), cluster, show=False)

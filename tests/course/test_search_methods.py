@@ -1,6 +1,6 @@
 """Methods of search: budgets are those of the closed form, learning pays.
 
-Tests dlcourse.search.methods and dlcourse.small_mlp.
+Tests the methods of dlcourse.search, and dlcourse.small_mlp.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlcourse import search, small_mlp
-from dlcourse.search import methods
 from dlguide.data.datasets import Dataset
 
 SPACE = {"x": search.Uniform(0.0, 1.0), "y": search.Uniform(0.0, 1.0)}
@@ -115,7 +114,7 @@ def test_tpe_comes_several_times_nearer_than_random_with_the_same_budget(space, 
 
 @pytest.mark.parametrize("places", [[], [0.5], [0.0, 0.02, 1.0], [0.3] * 9])
 def test_parzen_density_is_positive_integrates_to_one_and_is_drawn_from(places):
-    parzen = methods.estimator(search.Uniform(0, 1), places)
+    parzen = search.estimator(search.Uniform(0, 1), places)
     at = (np.arange(20_000) + 0.5) / 20_000
     density = parzen.density(at)
     assert density.min() > 0

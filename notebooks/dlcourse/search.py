@@ -1,0 +1,626 @@
+"""Hyper-parameter search: many trainings side by side on the ranks of a cluster.
+
+    space = {"rate": search.LogUniform(1e-3, 1.0), "width": search.Integer(8, 64)}
+    found = search.run(objective, space, search.Random(trials=24, epochs=3), cluster)
+    print(found.best())
+
+A space has for each parameter `Uniform`, `LogUniform`, `Integer` or `Choice`. Every kind maps the
+interval [0, 1) to its values, so a point of any space is a point of a unit cube: random search and
+the Parzen estimators of `TPE` work there.
+
+A method (`Grid`, `Random`, `Halving`, `TPE`) yields its trials in rounds. All trials of a round are
+known before its first one begins, and a later round depends only on scores of earlier ones. So the
+same seed gives the same trials on any number of ranks. The price is that ranks wait for each other
+at the end of each round.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from dlguide.cluster import Cluster, RankError
+from dlguide.cluster.tasks import TaskResult, checked_ranks, do, payload
+from dlguide.errors import require, require_count
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Uniformly distributed numbers from `low` to `high`."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        require(self.low < self.high, "high", f"be above `low`, {self.low}", self.high)
+
+    def at(self, place: float) -> float:
+        """Return low + place (high - low)."""
+        return float(self.low + place * (self.high - self.low))
+
+    def place(self, value: float) -> float:
+        """Return the place of a value in [0, 1], the inverse of `at`."""
+        return (value - self.low) / (self.high - self.low)
+
+
+@dataclass(frozen=True)
+class LogUniform(Uniform):
+    """Positive numbers whose logarithm is uniform, such as learning rates."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.low > 0, "low", "be above 0 on a logarithmic scale", self.low)
+
+    def at(self, place: float) -> float:
+        """Return low (high / low) ** place."""
+        return float(self.low * (self.high / self.low) ** place)
+
+    def place(self, value: float) -> float:
+        """Return the place of a value in [0, 1], the inverse of `at`."""
+        return math.log(value / self.low) / math.log(self.high / self.low)
+
+
+@dataclass(frozen=True)
+class Integer(Uniform):
+    """Uniformly distributed integers from `low` to `high`, both included."""
+
+    low: int
+    high: int
+
+    def at(self, place: float) -> int:
+        """Return the value at a place; each value has an equal part of [0, 1]."""
+        return min(int(self.high), int(self.low) + int(place * (self.high - self.low + 1)))
+
+    def place(self, value: int) -> float:
+        """Return the middle of the part of [0, 1] that belongs to a value."""
+        return (value - self.low + 0.5) / (self.high - self.low + 1)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several equally likely values without order, such as names."""
+
+    values: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        listed = isinstance(self.values, Sequence) and not isinstance(self.values, str)
+        require(listed and len(self.values) > 0, "values", "hold at least one value", self.values)
+        object.__setattr__(self, "values", tuple(self.values))
+
+    def at(self, place: float) -> Any:
+        """Return the value at a place; each value has an equal part of [0, 1]."""
+        return self.values[min(len(self.values) - 1, int(place * len(self.values)))]
+
+    def place(self, value: Any) -> float:
+        """Return the middle of the part of [0, 1] that belongs to a value."""
+        return (self.values.index(value) + 0.5) / len(self.values)
+
+
+Space = Mapping[str, Uniform | Choice]
+
+
+def draw(space: Space, seed: int, number: int) -> dict[str, Any]:
+    """Draw the parameters of a trial, which depend only on `seed` and `number`.
+
+    So trial 7 is the same whether 8 or 800 are made, and in whatever order they end.
+    """
+    places = np.random.default_rng([seed, number]).random(len(space))
+    return {name: kind.at(place) for (name, kind), place in zip(space.items(), places, strict=True)}
+
+
+def grid(space: Space, points: int) -> list[dict[str, Any]]:
+    """Return all combinations of equally spaced values, the last parameter varying fastest.
+
+    Numbers take the middles of `points` equal parts of their interval (on their own scale), of
+    equal integers one is kept; a `Choice` takes all its values.
+    """
+    middles = [(point + 0.5) / points for point in range(points)]
+    values = [
+        kind.values if isinstance(kind, Choice) else tuple(dict.fromkeys(map(kind.at, middles)))
+        for kind in space.values()
+    ]
+    return [dict(zip(space, row, strict=True)) for row in itertools.product(*values)]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A trial to make; `parent` is the trial of the previous rung, if any (index)."""
+
+    parameters: Mapping[str, Any]
+    epochs: int
+    rung: int = 0
+    parent: int | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training with one set of parameters.
+
+    A longer training of the same parameters in a later rung of successive halving is another
+    trial, whose `parent` is the one of the previous rung. `score` is the last of the history,
+    smaller is better, infinity if the trial failed; `history` has one after each epoch, or the
+    only one. Times count from the start of the search (s); `error` is one line, "" without one.
+    """
+
+    number: int
+    parameters: Mapping[str, Any]
+    epochs: int
+    rung: int
+    parent: int | None
+    score: float
+    history: tuple[float, ...]
+    rank: int
+    start_s: float
+    end_s: float
+    error: str = ""
+    traceback: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """Duration (s)."""
+        return self.end_s - self.start_s
+
+    @property
+    def failed(self) -> bool:
+        """Whether it returned no score."""
+        return bool(self.error)
+
+    def same(self) -> tuple:
+        """Return everything except rank and times: it must not depend on the number of ranks."""
+        parameters = tuple(sorted(self.parameters.items()))
+        return self.number, parameters, self.epochs, self.rung, self.parent, self.history
+
+    def __str__(self) -> str:
+        values = ", ".join(f"{name} {_text(value)}" for name, value in self.parameters.items())
+        score = f"{self.score:.4f}" if not self.failed else "failed"
+        return f"trial {self.number}: {score} ({values})"
+
+
+def _text(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+# A method receives the trials of the last round and yields the proposals of the next.
+Rounds = Generator[Sequence[Proposal], Sequence[Trial], None]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All combinations of `points` equally spaced values of each number and all of each `Choice`.
+
+    Each training has `epochs` epochs.
+    """
+
+    points: int
+    epochs: int = 1
+
+    def rounds(self, space: Space, seed: int) -> Rounds:
+        """Yield all trials in one round."""
+        yield [Proposal(parameters, self.epochs) for parameters in grid(space, self.points)]
+
+
+@dataclass(frozen=True)
+class Random:
+    """Independent random points, each of them trained for `epochs` epochs."""
+
+    trials: int
+    epochs: int = 1
+
+    def rounds(self, space: Space, seed: int) -> Rounds:
+        """Yield all trials in one round."""
+        yield _drawn(space, seed, self.trials, self.epochs)
+
+
+def _drawn(space: Space, seed: int, count: int, epochs: int) -> list[Proposal]:
+    return [Proposal(draw(space, seed, number), epochs) for number in range(count)]
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One round of successive halving: `trials` trainings of `epochs` each."""
+
+    trials: int
+    epochs: int
+
+    @property
+    def spent(self) -> int:
+        """The budget of this rung (epochs)."""
+        return self.trials * self.epochs
+
+
+@dataclass(frozen=True)
+class Halving:
+    """Successive halving: many short trainings, the best repeated for longer, until few are left.
+
+    Rung k has floor(n / f^k) trials of r f^k epochs, for k = 0 to K - 1, each from new weights.
+    If f^(K-1) divides n, every rung costs n r epochs, and all of them K n r. Leaves out continuing
+    from the weights of the previous rung, and Hyperband's several brackets.
+
+    Args:
+        trials: n, on the first rung.
+        epochs: r, of each training on the first rung.
+        factor: f; one in f trials continues, and trains f times as long.
+        rungs: K; None for as many as leave at least one trial.
+
+    Source:
+        Jamieson and Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter
+        Optimization, AISTATS 2016, arXiv:1502.07943; Li et al., Hyperband, JMLR 18 (2018) 185.
+    """
+
+    trials: int
+    epochs: int = 1
+    factor: int = 3
+    rungs: int | None = None
+
+    def __post_init__(self) -> None:
+        require_count(self.factor, "factor", least=2)
+        needed = self.factor ** ((self.rungs or 1) - 1)
+        must = f"be at least {needed}, to leave one after {self.rungs} rungs"
+        then = f"Or take at most {self._most()} rungs."
+        require(self.trials >= needed, "trials", must, self.trials, then)
+
+    def _most(self) -> int:
+        rungs = 1
+        while self.trials >= self.factor**rungs:
+            rungs += 1
+        return rungs
+
+    def plan(self) -> tuple[Rung, ...]:
+        """Return the rungs; their costs add up to the budget.
+
+        >>> [(rung.trials, rung.epochs) for rung in Halving(27, 1, 3).plan()]
+        [(27, 1), (9, 3), (3, 9), (1, 27)]
+        """
+        return tuple(
+            Rung(self.trials // self.factor**rung, self.epochs * self.factor**rung)
+            for rung in range(self.rungs or self._most())
+        )
+
+    def rounds(self, space: Space, seed: int) -> Rounds:
+        """Yield one rung after the other; failed trials do not continue."""
+        first, *others = self.plan()
+        ended = yield _drawn(space, seed, first.trials, first.epochs)
+        for number, rung in enumerate(others, start=1):
+            good = [trial for trial in ended if not trial.failed]
+            good.sort(key=lambda trial: (trial.score, trial.number))
+            if not good:
+                return
+            ended = yield [
+                Proposal(trial.parameters, rung.epochs, number, trial.number)
+                for trial in good[: rung.trials]
+            ]
+
+
+TOGETHER = 4  # trials that TPE proposes from the same scores, so that ranks can share them
+GOOD = 0.25  # share of the trials that count as good, called gamma in the paper
+CANDIDATES = 4  # points that are compared for each number: more are greedier; HyperOpt takes 24
+
+
+@dataclass(frozen=True)
+class TPE:
+    """Start at random, then draw where good trials are dense and the others are not.
+
+    Split the trials so far into the good and the others. Estimate the density of the good ones,
+    l(x), and of the others, g(x), in one dimension each; then try the x with the largest l(x) /
+    g(x). Under the model of the paper this x has the largest expected improvement. Each parameter
+    is treated alone, so interactions are not seen. Of the `trials` the `first` are random (None
+    for a quarter, at least 4).
+
+    Source:
+        Bergstra, Bardenet, Bengio, Kegl: Algorithms for Hyper-Parameter Optimization, NIPS 2011,
+        section 4.
+    """
+
+    trials: int
+    epochs: int = 1
+    first: int | None = None
+
+    def rounds(self, space: Space, seed: int) -> Rounds:
+        """Yield the random trials, then `TOGETHER` at a time."""
+        begin = min(self.trials, self.first or max(4, self.trials // 4))
+        known = list((yield _drawn(space, seed, begin, self.epochs)))
+        while len(known) < self.trials:
+            numbers = range(len(known), min(self.trials, len(known) + TOGETHER))
+            known += yield [
+                Proposal(_suggest(space, known, seed, number), self.epochs) for number in numbers
+            ]
+
+
+def _suggest(space: Space, known: Sequence[Trial], seed: int, number: int) -> dict[str, Any]:
+    """Propose the parameters of one trial from the scores so far.
+
+    For each number: draw candidates from l, and take the one with the largest l / g. For a
+    `Choice` one draw from l decides. Failed trials are among the others.
+    """
+    random = np.random.default_rng([seed, number, 1])
+    order = sorted(known, key=lambda trial: (trial.failed, trial.score, trial.number))
+    count = min(math.ceil(GOOD * len(order)), sum(not trial.failed for trial in order))
+    chosen = {}
+    for name, kind in space.items():
+        good, others = (
+            estimator(kind, [kind.place(trial.parameters[name]) for trial in part])
+            for part in (order[:count], order[count:])
+        )
+        # Among few values the same one would have the best ratio indefinitely.
+        places = good.draw(random, 1 if isinstance(kind, Choice) else CANDIDATES)
+        gain = good.density(places) / others.density(places)
+        chosen[name] = kind.at(float(places[np.argmax(gain)]))
+    return chosen
+
+
+@dataclass(frozen=True)
+class Parzen:
+    """A density on [0, 1]: a normal density around each known place, and a uniform one.
+
+    With n places x_i, widths s_i, and N truncated to [0, 1]:
+
+        p(x) = (1 + sum_i N(x; x_i, s_i)) / (n + 1)
+
+    s_i is the larger distance to a neighbour (0 and 1 are neighbours of the outermost places),
+    at least 1 / min(100, n + 2), at most 1: wide where little is known. The uniform part keeps
+    every place possible.
+    """
+
+    places: np.ndarray
+    widths: np.ndarray
+
+    def density(self, at: np.ndarray) -> np.ndarray:
+        """Return the density."""
+        from scipy.special import ndtr
+
+        low, high = ((edge - self.places) / self.widths for edge in (0.0, 1.0))
+        inside = ndtr(high) - ndtr(low)  # the share of each normal density
+        apart = (np.asarray(at, float)[:, None] - self.places) / self.widths
+        bells = np.exp(-0.5 * apart**2) / (math.sqrt(2 * math.pi) * self.widths * inside)
+        return (1 + bells.sum(axis=1)) / (len(self.places) + 1)
+
+    def draw(self, random: np.random.Generator, points: int) -> np.ndarray:
+        """Draw places from the density."""
+        drawn = random.random(points)  # those of the uniform part stay
+        which = random.integers(len(self.places) + 1, size=points) - 1
+        for point in np.flatnonzero(which >= 0):
+            bell = which[point]
+            place = -1.0
+            while not 0 <= place <= 1:  # at least a third of each bell lies inside
+                place = random.normal(self.places[bell], self.widths[bell])
+            drawn[point] = place
+        return drawn
+
+
+@dataclass(frozen=True)
+class ValueShares:
+    """Shares of k values without order as a density on [0, 1]: (c + 1) / (n + k) for c of n."""
+
+    shares: np.ndarray
+
+    def density(self, at: np.ndarray) -> np.ndarray:
+        """Return the density."""
+        values = len(self.shares)
+        return values * self.shares[np.minimum(values - 1, (np.asarray(at) * values).astype(int))]
+
+    def draw(self, random: np.random.Generator, points: int) -> np.ndarray:
+        """Draw places from the density: the middles of the values' parts."""
+        values = len(self.shares)
+        return (random.choice(values, points, p=self.shares) + 0.5) / values
+
+
+def estimator(kind: Uniform | Choice, places: Sequence[float]) -> Parzen | ValueShares:
+    """Estimate the density of a parameter's places."""
+    if isinstance(kind, Choice):
+        values = len(kind.values)
+        seen = np.bincount([int(place * values) for place in places], minlength=values)
+        return ValueShares((seen + 1) / (len(places) + values))
+    ordered = np.sort(np.asarray(places, float))
+    gaps = np.diff(ordered, prepend=0.0, append=1.0)
+    least = 1 / min(100, len(ordered) + 2)
+    return Parzen(ordered, np.clip(np.maximum(gaps[:-1], gaps[1:]), least, 1.0))
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The trials of a search in the order of their numbers, and its time on so many ranks (s)."""
+
+    method: str
+    trials: tuple[Trial, ...]
+    seconds: float
+    ranks: int
+
+    @property
+    def epochs(self) -> int:
+        """The budget spent: epochs of all trials."""
+        return sum(trial.epochs for trial in self.trials)
+
+    @property
+    def failed(self) -> tuple[Trial, ...]:
+        """The trials without a score."""
+        return tuple(trial for trial in self.trials if trial.failed)
+
+    def best(self) -> Trial:
+        """Return the trial with the smallest score among the longest trainings.
+
+        After successive halving these are the trials of the last rung: scores of trainings of
+        different length must not be compared. Of equal scores the first counts.
+        """
+        good = [trial for trial in self.trials if not trial.failed]
+        if not good:
+            raise ValueError(f"no trial of this search gave a score.\n{self}")
+        return min(good, key=lambda trial: (-trial.epochs, trial.score))
+
+    def same(self) -> list[tuple]:
+        """Return everything that must not depend on the number of ranks."""
+        return [trial.same() for trial in self.trials]
+
+    def table(self, rows: int = 10) -> str:
+        """Return the best trials as a table, longest trainings first, failed ones last."""
+        names = list(self.trials[0].parameters) if self.trials else []
+        order = sorted(self.trials, key=lambda trial: (trial.failed, -trial.epochs, trial.score))
+        lines = [("trial", "score", "epochs", "rung", "rank", "seconds", *names)]
+        lines += [
+            (
+                str(trial.number),
+                trial.error if trial.failed else f"{trial.score:.4f}",
+                *map(str, (trial.epochs, trial.rung, trial.rank)),
+                f"{trial.seconds:.2f}",
+                *(_text(trial.parameters[name]) for name in names),
+            )
+            for trial in order[:rows]
+        ]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        text = "\n".join(
+            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+            for line in lines
+        )
+        left = len(order) - rows
+        return text + (f"\n... and {left} more" if left > 0 else "")
+
+    def __str__(self) -> str:
+        failed = f", {len(self.failed)} failed" if self.failed else ""
+        lines = [f"{self.method}: {len(self.trials)} trials{failed}, {self.epochs} epochs, "]
+        lines[0] += f"{self.seconds:.1f} s on {self.ranks} rank{'s'[: self.ranks != 1]}"
+        if len(self.failed) < len(self.trials):
+            lines.append(f"best {self.best()}")
+        lines += [f"trial {trial.number} failed: {trial.error}" for trial in self.failed[:3]]
+        return "\n".join(lines)
+
+
+Objective = Callable[[Mapping[str, Any], int, int], Any]
+
+
+def run(
+    objective: Objective,
+    space: Space,
+    method: Any,
+    cluster: Cluster | None = None,
+    *,
+    seed: int = 0,
+    ranks: Sequence[int] | None = None,
+    static: bool = False,
+    show: bool = True,
+) -> SearchResult:
+    """Return the trials of a search for the parameters with the smallest score.
+
+    The trials are independent trainings, each on one rank; a rank takes the next trial as soon as
+    it is free. The same seed gives the same trials on any number of ranks. A trial whose objective
+    raises, or returns no finite number, has failed: it counts as the worst, and its error is in
+    the result.
+
+    Args:
+        objective: called as objective(parameters, epochs, seed) with a dictionary, the length of
+            the training and the seed of the search; returns the score to minimise, or the list of
+            the scores after each epoch. It is sent to the ranks with the data it uses.
+        method: `Grid`, `Random`, `Halving` or `TPE`.
+        cluster: the ranks; None for this process.
+        ranks: indices of the ranks that take part; None for all.
+        static: assign the trials of a round in blocks, instead of to the first free rank.
+        show: print the best trial, the time and the first errors.
+
+    Raises:
+        ValueError: if an argument is invalid, or no trial of the first round returned a score;
+            the text has the error of the first one.
+        RankError: if a rank died; its attribute `result` has the trials that had ended. The same
+            holds for KeyboardInterrupt.
+    """
+    _require_space(space)
+    then = "Use Grid, Random, Halving or TPE."
+    require(hasattr(method, "rounds"), "method", "be a method of search", method, then)
+    _require_objective(objective)
+    if cluster is not None:
+        payload(objective, [], "objective")
+        ranks = checked_ranks(ranks, cluster.ranks)
+    begin_s = time.monotonic()
+    trials: list[Trial] = []
+
+    def result() -> SearchResult:
+        seconds = time.monotonic() - begin_s
+        return SearchResult(str(method), tuple(trials), seconds, len(ranks) if ranks else 1)
+
+    call, rounds = partial(_scores, objective, seed), method.rounds(space, seed)
+    proposals = next(rounds, None)
+    while proposals is not None:
+        read = partial(_trial, proposals, len(trials), begin_s)
+        items = [(dict(proposal.parameters), proposal.epochs) for proposal in proposals]
+        try:
+            if cluster is not None:
+                outcomes = cluster.map(call, items, ranks, static=static)
+            else:
+                outcomes = [do(call, item, number, 0) for number, item in enumerate(items)]
+        except (RankError, KeyboardInterrupt) as error:
+            trials += map(read, getattr(error, "results", ()))
+            error.result = result()
+            raise
+        ended = list(map(read, outcomes))
+        if not trials and all(trial.failed for trial in ended):
+            must = "give a score in at least one trial of the first round"
+            then = f"Trial 0: {ended[0].error}\n{ended[0].traceback}"
+            require(False, "objective", must, f"{len(ended)} failures", then)
+        trials += ended
+        try:
+            proposals = rounds.send(ended)
+        except StopIteration:
+            proposals = None
+    if show:
+        print(result())
+    return result()
+
+
+def _scores(
+    objective: Objective, seed: int, item: tuple[Mapping[str, Any], int]
+) -> tuple[float, ...]:
+    """Call an objective, on a rank, and return its scores."""
+    returned = objective(*item, seed)
+    many = isinstance(returned, Sequence | np.ndarray) and not isinstance(returned, str | bytes)
+    values = list(returned) if many and np.ndim(returned) == 1 else [returned]
+    right = bool(values) and all(
+        isinstance(value, Real) and not isinstance(value, bool | np.bool_) for value in values
+    )
+    must = "return a number, or a list with the score after each epoch"
+    require(right, "objective", must, returned, "Does it end in `return`?")
+    last = float(values[-1])
+    then = "A training that diverges often ends so: is the rate too large?"
+    require(math.isfinite(last), "objective", "return a finite score", last, then)
+    return tuple(map(float, values))
+
+
+def _trial(proposals: Sequence[Proposal], first: int, begin_s: float, outcome: TaskResult) -> Trial:
+    history = outcome.value or ()
+    return Trial(
+        number=first + outcome.number,
+        **vars(proposals[outcome.number]),
+        score=history[-1] if history else math.inf,
+        history=history,
+        rank=outcome.rank,
+        start_s=outcome.start_s - begin_s,
+        end_s=outcome.end_s - begin_s,
+        error=outcome.error,
+        traceback=outcome.traceback,
+    )
+
+
+def _require_space(space: Any) -> None:
+    filled = isinstance(space, Mapping) and len(space) > 0
+    require(filled, "space", "be a dictionary with at least one parameter", space)
+    for name, kind in space.items():
+        listed = isinstance(kind, list | tuple)
+        then = f"For one of several values write Choice({tuple(kind)})." if listed else ""
+        must = f"have Uniform, LogUniform, Integer or Choice for {name!r}"
+        require(isinstance(kind, Uniform | Choice), "space", must, kind, then)
+
+
+def _require_objective(objective: Any) -> None:
+    require(callable(objective), "objective", "be a function", objective)
+    try:
+        inspect.signature(objective).bind({}, 1, 0)
+    except TypeError:
+        name = getattr(objective, "__name__", repr(objective))
+        then = f"Write `def {name}(parameters, epochs, seed):`."
+        got = f"{name}{inspect.signature(objective)}"
+        require(False, "objective", "take parameters, epochs and seed", got, then)
