@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlcourse import audit
-from dlcourse.audit.record import Evidence, ids_of
+from dlcourse.audit import Evidence, ids_of
 from dlguide.commands import environment_variable
 from dlguide.data.datasets import Dataset
 from dlguide.errors import require

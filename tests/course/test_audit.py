@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dlcourse import audit
-from dlcourse.audit.record import Call, Evidence, Metric, Seed, ids_of
+from dlcourse.audit import Call, Evidence, Metric, Seed, ids_of
 from dlguide.measure import digest_of
 
 SAMPLES, BATCH = 48, 4

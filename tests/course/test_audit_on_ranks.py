@@ -1,6 +1,6 @@
 """The audit on real ranks: mistakes planted into trainings are found, and no others.
 
-`dlcourse.audit.record` watches `fit`; one launch for each number of ranks.
+`dlcourse.audit` watches `fit`; one launch for each number of ranks.
 """
 
 from __future__ import annotations
