@@ -136,6 +136,18 @@ def test_large_arguments_go_through_one_file_that_does_not_stay(cluster):
     assert not list(cluster.folder.glob("call-*"))
 
 
+def test_results_of_calls_are_given_back(cluster):
+    family = psutil.Process(cluster.children[1].pid)  # the controller, with what it starts
+    family = [psutil.Process(), family, *family.children(recursive=True)]
+    before = sum(each.memory_info().rss for each in family)
+    for _ in range(25):
+        results = cluster.run(bytes, 1 << 22)
+    after = sum(each.memory_info().rss for each in family)
+    assert [len(each) for each in results] == [1 << 22] * cluster.ranks
+    assert after - before < 100 * 2**20  # of 200 MiB on 2 ranks, kept at both places before
+    assert not cluster.client.results
+
+
 def test_client_and_view_are_those_of_ipyparallel(cluster):
     ranks = cluster.ranks
     cluster.view.scatter("part", list(range(2 * ranks)))

@@ -128,6 +128,20 @@ def test_attached_ranks_run_map_and_print(running, capsys):
         assert third.run(os.getpid) == pids
 
 
+@pytest.mark.parametrize("running", [("dlguide", 2)], indirect=True)
+def test_a_controller_that_keeps_results_is_told_to_forget_them(running):
+    file, ranks = running
+    with Cluster.attach(file) as cluster:
+        begun = len(cluster.client.history)
+        cluster.run(bytes, 1 << 20)
+        requests = cluster.client.history[begun:]
+        assert len(requests) == ranks
+        deadline = time.monotonic() + 20  # the hub may hear of a result after we do
+        while kept := cluster.client.db_query({"msg_id": {"$in": requests}}, keys=["msg_id"]):
+            assert time.monotonic() < deadline, kept
+            cluster.run(int)
+
+
 # How a rank fails is tested in test_cluster_failures: here, that attached ranks start again.
 @LAUNCHERS
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 import uuid
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ class AttachedCluster(Cluster):
 
         self.allocation, self.tuned = Allocation(), ""
         self.source, self.answer_s = cluster, answer_s
+        self.returned: list[str] = []  # requests whose results the controller still holds
         self.file = None if isinstance(cluster, ipyparallel.Client) else connection_file(cluster)
         self._open(magics)
 
@@ -150,6 +152,16 @@ class AttachedCluster(Cluster):
     def restart(self) -> None:
         """Connect again; ranks that have ended are started where that is possible."""
         self.start()
+
+    def _forget(self, requests: list[str]) -> None:
+        """Let go of results here and in the controller, which keeps all of them by default."""
+        from ipyparallel.error import RemoteError
+
+        super()._forget(requests)
+        self.returned += requests
+        with suppress(RemoteError):  # the controller's hub has not heard of a result yet
+            self.client.purge_hub_results(self.returned)
+            self.returned.clear()
 
     def end_ranks(self) -> None:
         """End ranks that cannot continue: nothing else frees one that waits in MPI."""

@@ -205,7 +205,8 @@ class Cluster:
         where = [f"--profile-dir={self.folder}", "--cluster-id=dlguide"]
         self.children.append(start_watchdog(self.name, self.folder))
         controller = [*MODULE, "ipyparallel.controller", *where]
-        self._spawn([*controller, *self.allocation.listening(), *BEATS], env)
+        # without a database, in which the controller would keep all results
+        self._spawn([*controller, "--nodb", *self.allocation.listening(), *BEATS], env)
         self._wait_for(lambda: _complete(self.folder / ENGINES), "the controller")
         self.allocation.prepare(json.loads((self.folder / ENGINES).read_text()))
         processes.remove_orphaned_shared_memory()
@@ -316,8 +317,14 @@ class Cluster:
             try:
                 yield call
             finally:
-                if not call.clean:
+                if call.clean:
+                    self._forget([each.msg_ids[0] for each in call.calls.values()])
+                else:
                     self.end_ranks()
+
+    def _forget(self, requests: list[str]) -> None:
+        """Let go of results that a call has returned."""
+        self.client.purge_local_results(requests)
 
     @contextmanager
     def free(self) -> Iterator[None]:
