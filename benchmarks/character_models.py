@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from dlcourse import measured
-from dlcourse.restore_best import train_restore_best
+from dlcourse.taken_apart import train_restore_best
 from dlguide import models
 from dlguide.files import data_folder
 

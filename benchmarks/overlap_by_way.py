@@ -43,7 +43,7 @@ def schedules(chosen: dict, sizes: list) -> tuple:
     from mpi4py import MPI
 
     from dlcourse.parallel import overlap
-    from dlcourse.parallel_nets import SleepingLayers
+    from dlcourse.waiting_ranks import SleepingLayers
     from dlguide.collectives import allreduce
     from dlguide.measure import timing
 

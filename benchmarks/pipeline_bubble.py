@@ -27,7 +27,7 @@ from dlcourse import measured, waiting_ranks
 from dlcourse.parallel import pipeline, pipeline_schedule
 from dlcourse.parallel.pipeline import PipelineStep
 from dlcourse.parallel.pipeline_schedule import Work
-from dlcourse.parallel_nets import deep_mlp
+from dlcourse.waiting_ranks import deep_mlp
 from dlguide.cluster import Cluster
 
 PIECES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zb-h1": 1}

@@ -6,16 +6,16 @@ Each beside the plain way, in turns, with the same result. `torch.compile` alone
 time; its compiler is not counted.
 """
 
-from dlcourse import measured, pytorch_layouts
+from dlcourse import measured, pytorch_net
 from dlguide.measure import ratio
 
 rows = []
-for case, timings in pytorch_layouts.measure_cases(turns=25).items():
+for case, timings in pytorch_net.measure_cases(turns=25).items():
     found = ratio(*timings)
     rows.append(
         {
             "case": case,
-            "work": pytorch_layouts.CASES[case],
+            "work": pytorch_net.CASES[case],
             "times": round(found.median, 3),
             "low": round(found.low, 3),
             "high": round(found.high, 3),

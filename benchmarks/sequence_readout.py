@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from dlcourse import measured
-from dlcourse.restore_best import train_restore_best
+from dlcourse.taken_apart import train_restore_best
 from dlguide import models, published
 
 SEEDS = range(8)

@@ -38,12 +38,12 @@ MOVED = {
     "dlguide.parallel.ring_attention": "dlcourse.parallel.context",
     "dlguide.parallel.tensor": "dlcourse.parallel.tensor",
     "dlguide.parallel.ulysses_attention": "dlcourse.parallel.context",
-    "dlguide.plots.timeline": "dlcourse.pictures.horovod",
+    "dlguide.plots.timeline": "dlcourse.pictures.communication",
     "dlguide.scaling.simulate": "dlcourse.simulate",
     "dlguide.scaling.storage": "dlcourse.storage",
     "dlguide.search": "dlcourse.search",
     "dlguide.training.audit": "dlcourse.audit",
-    "dlguide.training.experiments": "dlcourse.experiments",
+    "dlguide.training.experiments": "dlcourse.large_batches",
     "dlguide.training.step_breakdown": "dlcourse.step_breakdown",
 }
 

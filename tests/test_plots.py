@@ -20,7 +20,7 @@ from dlcourse.horovod_timeline import (
     TensorActivity,
     Timeline,
 )
-from dlcourse.pictures.horovod import COLOURS, COMPUTE
+from dlcourse.pictures.communication import COLOURS, COMPUTE
 from dlcourse.utilisation import Utilisation
 from dlguide import plots
 

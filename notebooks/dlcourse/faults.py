@@ -11,7 +11,9 @@ import contextlib
 import io
 import math
 import os
+import pickle
 import signal
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -21,8 +23,10 @@ from pathlib import Path
 
 import numpy as np
 
+from dlcourse import small_mlp
+from dlguide.collectives.elastic import Committed
 from dlguide.data import datasets
-from dlguide.errors import require, require_count, require_positive
+from dlguide.files import atomic_write
 
 NEVER = math.inf  # a time of death that does not come
 STEPS = 10**9
@@ -34,7 +38,7 @@ SAMPLES = 6000
 
 def young(save_s: float, mtbf_s: float) -> float:
     """Seconds of work between two checkpoints, to first order (Young 1974)."""
-    return math.sqrt(2 * require_positive(save_s, "save_s") * require_positive(mtbf_s, "mtbf_s"))
+    return math.sqrt(2 * save_s * mtbf_s)
 
 
 def daly(save_s: float, mtbf_s: float) -> float:
@@ -54,10 +58,6 @@ def goodput(interval_s: float, save_s: float, restart_s: float, mtbf_s: float) -
         restart_s: from a failure until work goes on (s).
         mtbf_s: mean time between two failures, which may also hit checkpoints and restarts (s).
     """
-    interval_s, mtbf_s = (
-        require_positive(interval_s, "interval_s"),
-        require_positive(mtbf_s, "mtbf_s"),
-    )
     segments = math.exp(-restart_s / mtbf_s) / math.expm1((interval_s + save_s) / mtbf_s)
     return interval_s / mtbf_s * segments
 
@@ -71,9 +71,9 @@ def gaps(mtbf_s: float, seed: int, count: int) -> np.ndarray:
     They are stratified: one of each of `count` equal parts of the distribution, in random order.
     Each has the exponential distribution, and their mean scatters less than that of free draws.
     """
-    random, count = np.random.default_rng(seed), require_count(count, "count")
+    random = np.random.default_rng(seed)
     shares = (random.permutation(count) + random.random(count)) / count
-    return -require_positive(mtbf_s, "mtbf_s") * np.log1p(-shares)
+    return -mtbf_s * np.log1p(-shares)
 
 
 def die_at(when: float) -> None:
@@ -167,9 +167,7 @@ def train(
     """
     from dlguide.cluster import RankError, run_script
 
-    finite = steps < STEPS or len(gaps) > 0
-    require(finite, "steps", "be given where no rank is killed", steps)
-    program, folder = Path(__file__).with_name("faulty_training.py"), prepare(folder)
+    folder = prepare(folder)
     start, deaths = time.time(), np.cumsum(gaps, dtype=float)
     draw = np.random.default_rng(seed)
     for death in [*(start + deaths), *[NEVER] * (steps < STEPS)]:
@@ -177,7 +175,7 @@ def train(
         words = [folder, steps, every, save_s, death, victim]
         try:
             with contextlib.redirect_stderr(io.StringIO()):
-                run_script(str(program), [*map(str, words)], ranks, oversubscribe=True)
+                run_script(__file__, [*map(str, words)], ranks, oversubscribe=True)
             break
         except RankError as error:
             if error.kind != "died" or time.time() < death:
@@ -194,13 +192,11 @@ def train_elastic(
     """
     from dlguide.cluster import run_script
 
-    require(every < at_step < steps, "at_step", f"be from {every} to {steps} steps", at_step)
     folder, start = prepare(folder), time.time()
     victim = int(np.random.default_rng(seed).integers(2))
     words = [folder, steps, every, 0.0, NEVER, victim, at_step]
-    program = str(Path(__file__).with_name("faulty_training.py"))
     with contextlib.redirect_stderr(io.StringIO()):
-        run_script(program, [*map(str, words)], 2, oversubscribe=True, min_ranks=1)
+        run_script(__file__, [*map(str, words)], 2, oversubscribe=True, min_ranks=1)
     before = [each.when for each in read(folder, start).events if each.ranks == 2]
     return read(folder, start, before[-1:])
 
@@ -222,3 +218,73 @@ def read(folder: str | os.PathLike, start: float, deaths: Sequence[float] = ()) 
         what, step, when, ranks = line.split()
         events.append(Event(what, int(step), float(when) - start, int(ranks)))
     return FaultyRun(tuple(map(float, deaths)), tuple(events))
+
+
+# --- the program that is killed again and again ---
+
+BATCH, RATE, MOMENTUM, HIDDEN = 128, 0.05, 0.9, 256  # the batch is global
+
+
+def main(
+    folder: Path, steps: int, every: int, save_s: float, death: float, victim: int, at_step: int = 0
+) -> None:
+    """Train up to `steps`, and save after each `every` of them.
+
+    It goes on from what was saved last: in its folder, or in an elastic run in the supervisor's
+    memory. The victim dies at the time `death`, and after `at_step` steps if it is not alone.
+    """
+    from mpi4py import MPI
+
+    comm, memory, saved = MPI.COMM_WORLD, Committed.of_rank(), folder / "saved"
+    if comm.rank == victim:
+        die_at(death)
+    weights = small_mlp.initial_weights(0, HIDDEN)
+    state = {"step": 0, "weights": weights, "velocities": [np.zeros_like(w) for w in weights]}
+    if memory is not None and memory.number:
+        state = pickle.loads(memory.newest()[1])
+    elif memory is None and saved.exists():
+        state = pickle.loads(saved.read_bytes())
+    images, labels = np.load(folder / "images.npy"), np.load(folder / "labels.npy")
+    log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def note(what: str, step: int) -> None:
+        if comm.rank == 0:
+            os.write(log, f"{what} {step} {time.time()} {comm.size}\n".encode())
+
+    note("begins", state["step"])
+    for step in range(state["step"], steps):
+        draw = np.random.default_rng(step).integers(len(images), size=BATCH)
+        mine = draw[comm.rank :: comm.size]  # the batch does not depend on the number of ranks
+        sums = small_mlp.gradients(state["weights"], images[mine], labels[mine])
+        for weight, velocity, own in zip(state["weights"], state["velocities"], sums, strict=True):
+            total = np.empty_like(own)
+            comm.Allreduce(own, total)
+            velocity *= MOMENTUM
+            velocity -= RATE / BATCH * total
+            weight += velocity
+        state["step"] = step + 1
+        note("step", step + 1)
+        if step + 1 == at_step and comm.rank == victim and comm.size > 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if (step + 1) % every == 0:
+            if comm.rank == 0:
+                save(state, memory, saved, save_s)
+            comm.Barrier()
+            note("saved", step + 1)
+
+
+def save(state: dict, memory: Committed | None, saved: Path, save_s: float) -> None:
+    """Commit the state, or write it to a file that takes at least `save_s` (s)."""
+    contents = pickle.dumps(state, protocol=5)
+    if memory is not None:
+        memory.commit([contents])
+        return
+    end = time.perf_counter() + save_s
+    with atomic_write(saved, "wb") as file:
+        file.write(contents)
+        time.sleep(max(0.0, end - time.perf_counter()))  # it counts only when it is complete
+
+
+if __name__ == "__main__":
+    folder, steps, every, save_s, death, *rest = sys.argv[1:]
+    main(Path(folder), int(steps), int(every), float(save_s), float(death), *map(int, rest))

@@ -1,4 +1,4 @@
-"""A Keras network with parts taken out, and how large values and gradients are at each layer.
+"""Keras nets taken apart: parts left out, sizes by layer, chains through time, best weights kept.
 
 plain = taken_apart.without(resnet, "Add")  # no shortcuts, the same initial weights
 taken_apart.sizes_by_layer(plain, images, labels)["weights"]
@@ -6,12 +6,16 @@ taken_apart.sizes_by_layer(plain, images, labels)["weights"]
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlguide.errors import require, require_count
+
 if TYPE_CHECKING:
     import keras
+    from numpy.typing import ArrayLike
 
 
 def without(net: keras.Model, *kinds: str, activation: str = "relu") -> keras.Model:
@@ -74,3 +78,100 @@ def half_size(images: np.ndarray) -> np.ndarray:
     """Digits of 28 x 28 as images of 16 x 16 x 3: means of 2 x 2, an edge of zeros, grey."""
     halved = images.reshape(len(images), 14, 2, 14, 2, 1).mean(axis=(2, 4))
     return np.repeat(np.pad(halved, ((0, 0), (1, 1), (1, 1), (0, 0))), 3, axis=3)
+
+
+_PRODUCTS = {"MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"}
+_HIDING = {"While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall"}
+
+
+def longest_chain(net: keras.Model, inputs: Any) -> int:
+    """Count the products of matrices that must wait for each other in a forward pass."""
+    import tensorflow as tf
+
+    graph = tf.function(net, autograph=False).get_concrete_function(inputs).graph
+    depths: dict[str, int] = {}
+    # operations come in the order in which they were made, each after those that it needs
+    for each in graph.get_operations():
+        then = "Make recurrent layers with `unroll=True`."
+        require(each.type not in _HIDING, "net", "have a graph without loops", each.type, then)
+        before = max((depths[tensor.op.name] for tensor in each.inputs), default=0)
+        depths[each.name] = before + (each.type in _PRODUCTS)
+    return max(depths.values())
+
+
+def memory_rate(
+    bias: float, inputs: ArrayLike, kernel_factor: float = 1.0, units: int = 32, seed: int = 0
+) -> float:
+    """Measure by which factor a step of an LSTM multiplies the gradient of its memory.
+
+    It is a mean per step, from the largest singular value of the product over all steps.
+
+    Args:
+        bias: of the forget gate.
+        kernel_factor: multiplies Keras' initial recurrent kernel; with 0 the state has no effect.
+    """
+    import numpy as np
+    import tensorflow as tf
+    from keras import initializers, layers
+
+    inputs = np.asarray(inputs, "float32")
+    cell = layers.LSTMCell(
+        units,
+        kernel_initializer=initializers.GlorotUniform(seed),
+        recurrent_initializer=initializers.Orthogonal(seed=seed),
+    )
+    cell.build((1, inputs.shape[1]))
+    kernel, recurrent, biases = cell.get_weights()
+    biases[units : 2 * units] = bias  # Keras' order: let in, forget, new, let out
+    cell.set_weights([kernel, kernel_factor * recurrent, biases])
+    first = memory = tf.zeros((units, units))  # one copy of the cell for each unit
+    state = tf.zeros_like(first)  # its own tensor: the gradient is that of the memory alone
+    with tf.GradientTape() as tape:
+        tape.watch(first)
+        for step in inputs:
+            _, (state, memory) = cell(np.tile(step, (units, 1)), [state, memory])
+        total = tf.linalg.trace(memory)  # unit n of copy n: its gradient is row n of the product
+    left = float(np.linalg.norm(tape.gradient(total, first), 2))
+    return left ** (1 / len(inputs))
+
+
+def train_restore_best(
+    net: keras.Model,
+    draw: Callable[[int], tuple[Any, Any]],
+    held: tuple[Any, Any],
+    loss: Callable[[Any, Any], Any],
+    steps: int,
+    rate: float,
+    every: int = 10,
+) -> dict[int, float]:
+    """Train a net of any kind with Adam, alone, and end with its best weights."""
+    import keras
+    import tensorflow as tf
+
+    require_count(steps, "steps")
+    optimizer = keras.optimizers.Adam(rate)
+    optimizer.build(net.trainable_variables)
+
+    @tf.function(autograph=False)
+    def learn(inputs: Any, wanted: Any) -> None:
+        with tf.GradientTape() as tape:
+            value = loss(wanted, net(inputs, training=True))
+        gradients = tape.gradient(value, net.trainable_variables)
+        optimizer.apply(gradients, net.trainable_variables)
+
+    @tf.function(autograph=False)
+    def look(inputs: Any, wanted: Any) -> Any:
+        return loss(wanted, net(inputs, training=False))
+
+    looks: dict[int, float] = {}
+    best = net.get_weights()
+    for step in range(steps + 1):
+        if step % every == 0 or step == steps:
+            value = float(look(*held))
+            if value < min(looks.values(), default=float("inf")):
+                best = net.get_weights()
+            looks[step] = value
+        if step < steps:
+            learn(*draw(step))
+    net.set_weights(best)
+    return looks

@@ -1,6 +1,6 @@
 """A net in ONNX gives what Keras gives, run by an engine that knows nothing of Keras.
 
-Tests dlcourse.onnx_export.
+Tests dlcourse.int8.
 """
 
 import keras
@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from dlcourse import onnx_export
+from dlcourse import int8
 from dlguide import models
 
 LAYERS = keras.layers
@@ -30,7 +30,7 @@ def normalised(model, seed=0):
 
 def both(model, images):
     """Outputs of Keras and of onnxruntime for the same random images."""
-    graph = onnx_export.graph(model).SerializeToString()
+    graph = int8.graph(model).SerializeToString()
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
     inputs = np.random.default_rng(1).normal(size=(images, *model.input_shape[1:]))
     inputs = inputs.astype("float32")
@@ -105,11 +105,11 @@ def test_normalisation_is_folded_only_where_nothing_else_reads_the_convolution()
     alone = functional(norm(plain))
     read_twice = functional(LAYERS.Add()([LAYERS.BatchNormalization()(plain), plain]))
     for net, kept in ((alone, False), (read_twice, True)):
-        kinds = [node.op_type for node in onnx_export.graph(net).graph.node]
+        kinds = [node.op_type for node in int8.graph(net).graph.node]
         assert ("BatchNormalization" in kinds) == kept
         assert_equal(normalised(net))
 
 
 def test_unknown_layer_is_named():
     with pytest.raises(ValueError, match=r"`model` must have layers among .* \('odd'\)"):
-        onnx_export.graph(functional(LAYERS.UpSampling2D(name="odd")(SIDE)))
+        int8.graph(functional(LAYERS.UpSampling2D(name="odd")(SIDE)))

@@ -18,7 +18,7 @@ def trained(sizes, steps, rate):
     from mpi4py import MPI
 
     from dlcourse.parallel.overlap import SCHEDULES, BucketedOverlap
-    from dlcourse.parallel_nets import SleepingLayers
+    from dlcourse.waiting_ranks import SleepingLayers
 
     comm, found = MPI.COMM_WORLD, {}
     for dtype, slice_bytes in (("float64", None), ("float64", 160), ("float32", None)):
@@ -128,7 +128,7 @@ def refused():
     from mpi4py import MPI
 
     from dlcourse.parallel.overlap import BucketedOverlap
-    from dlcourse.parallel_nets import SleepingLayers
+    from dlcourse.waiting_ranks import SleepingLayers
 
     comm, last = MPI.COMM_WORLD, MPI.COMM_WORLD.size - 1
     odd = comm.rank == last
@@ -243,7 +243,7 @@ def threads_refused():
 
     from dlcourse import overlap_benchmark
     from dlcourse.parallel.overlap import BucketedOverlap
-    from dlcourse.parallel_nets import SleepingLayers
+    from dlcourse.waiting_ranks import SleepingLayers
 
     comm, found = MPI.COMM_WORLD, []
     net = SleepingLayers([0.0], [0.0], [2])

@@ -14,7 +14,7 @@ from on_ranks import on_ranks
 
 from dlcourse.parallel import pipeline, pipeline_schedule, tensor
 from dlcourse.parallel.pipeline import PipelineStep
-from dlcourse.parallel_nets import deep_mlp
+from dlcourse.waiting_ranks import deep_mlp
 
 
 def test_unequal_stages_wait_for_the_slowest():

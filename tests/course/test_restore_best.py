@@ -1,12 +1,12 @@
 """Training with looks ends with the best weights seen, and its steps are those of Adam.
 
-Tests dlcourse.restore_best.
+Tests dlcourse.taken_apart.
 """
 
 import numpy as np
 import pytest
 
-from dlcourse.restore_best import train_restore_best
+from dlcourse.taken_apart import train_restore_best
 
 
 def squared(wanted, came):

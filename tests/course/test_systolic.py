@@ -1,6 +1,6 @@
 """A systolic array against NumPy.
 
-Tests dlcourse.systolic.
+Tests dlcourse.processors.
 """
 
 from itertools import pairwise
@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from dlcourse import systolic
+from dlcourse import processors
 
 
 @pytest.mark.parametrize(("rows", "depth", "columns"), [(4, 4, 4), (1, 3, 2), (7, 2, 5)])
@@ -16,7 +16,7 @@ def test_systolic_array_gives_the_product_and_never_reads_twice(rows, depth, col
     random = np.random.default_rng(rows)
     left = random.integers(-9, 9, (rows, depth))
     right = random.integers(-9, 9, (depth, columns))
-    found = systolic.simulate(left, right)
+    found = processors.systolic_clocks(left, right)
     assert np.array_equal(np.array(found[-1].results), left @ right)
     assert len(found) == rows + depth + columns - 2
     assert sum(each.busy for each in found) == rows * depth * columns

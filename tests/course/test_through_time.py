@@ -1,12 +1,12 @@
 """Chains of products are as long as the nets are deep, and gates let through what they should.
 
-Tests dlcourse.through_time.
+Tests dlcourse.taken_apart.
 """
 
 import numpy as np
 import pytest
 
-from dlcourse.through_time import longest_chain, memory_rate
+from dlcourse.taken_apart import longest_chain, memory_rate
 from dlguide import models
 
 

@@ -14,20 +14,21 @@ _PICTURES = {
     ),
     "communication": (
         "accuracy_and_bytes budget collective crowded_links error_feedback host_copies overlap "
-        "relative_times seconds_on_links server_and_allreduce short_bytes steps"
+        "relative_times seconds_on_links server_and_allreduce short_bytes steps timeline"
     ),
     "frameworks": (
         "batch_seconds difference efficiencies last_releases notebook_links passes speed_pairs "
         "table web_links"
     ),
-    "hardware": "addresses against_roof catalogue links roofline systolic topology",
-    "horovod": "timeline",
+    "hardware": (
+        "addresses against_roof bit_fields catalogue gradient_sizes kernel_rates links "
+        "number_ranges roofline systolic topology"
+    ),
     "measurements": "onednn_speeds reading_speeds streams utilisation",
     "networks": (
         "attention_map densities dependencies footprints image_grid layer_shares seed_errors "
         "sequences sizes_by_layer text_losses throughput"
     ),
-    "precision": "bit_fields gradient_sizes kernel_rates number_ranges",
     "ranks": (
         "affinity delays exchange layout_steps pipeline processes staleness timelines "
         "worker_timeline"
@@ -36,11 +37,11 @@ _PICTURES = {
         "checkpoint_interval exchange_efficiency predicted_errors predictions_of_one_count "
         "step_parts three_ways_to_wait undivided_hours"
     ),
-    "search": "projections rank_bars search_scores",
     "storage": "durations epoch_times file_map file_system gains_by_size pace striping",
     "training": (
-        "batch_costs dead_and_sharp descent edge loss_curves ranks_per_sample rate_scan "
-        "recipe_curves recipes speed_and_quality start_up symptoms"
+        "batch_costs dead_and_sharp descent edge loss_curves projections rank_bars "
+        "ranks_per_sample rate_scan recipe_curves recipes search_scores speed_and_quality "
+        "start_up symptoms"
     ),
 }
 _MODULES = {name: module for module, names in _PICTURES.items() for name in names.split()}
