@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from dlcourse import measured
-from dlcourse.experiments import confidence_interval
+from dlcourse.large_batches import confidence_interval
 from dlcourse.usecases import imagenet
 from dlguide.cluster import Cluster
 

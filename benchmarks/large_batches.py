@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from dlcourse import experiments, large_batches, measured
+from dlcourse import large_batches, measured
 from dlguide.data import datasets
 from dlguide.training import schedules
 
@@ -34,12 +34,12 @@ RATES = (3.8, 2.6, 1.74, 1.2, 0.87, 0.6, 0.436, 0.309, 0.218, 0.154, 0.109, 0.05
 LEFT = {"as 24 workers": 24, "as 32 workers": 400, "as experiment 7": 80}
 
 
-def recipes() -> dict[str, experiments.ExperimentConfig]:
+def recipes() -> dict[str, large_batches.ExperimentConfig]:
     """The recipes as the lesson defines them."""
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     (cell,) = [source for source in sources if "\nrecipes = {" in source]
-    names: dict[str, Any] = {"experiments": experiments, "replace": replace}
+    names: dict[str, Any] = {"large_batches": large_batches, "replace": replace}
     exec(cell.partition("\nsteps_of")[0], names)
     return names["recipes"]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from dlcourse import measured
-from dlcourse.experiments import confidence_interval
+from dlcourse.large_batches import confidence_interval
 from dlcourse.usecases import imagenet
 from dlguide.cluster import Cluster
 from dlguide.data.input_pipeline import CentreCrop, ResizedCrop

@@ -17,7 +17,7 @@ import sys
 import numpy as np
 
 from dlcourse import measured
-from dlcourse.experiments import confidence_interval
+from dlcourse.large_batches import confidence_interval
 from dlcourse.usecases import video
 from dlcourse.usecases.video import baselines
 from dlguide.cluster import Cluster

@@ -1,6 +1,6 @@
 """The order of the thesis' recipes comes out in notebook 25's setting, on seeds it does not use.
 
-Tests dlcourse.experiments with the recipes that stand in the notebook.
+Tests dlcourse.large_batches with the recipes that stand in the notebook.
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlcourse import experiments, large_batches
+from dlcourse import large_batches
 from dlguide.data import datasets
 
 pytestmark = pytest.mark.long
@@ -24,7 +24,7 @@ def lesson():
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     (cell,) = [source for source in sources if "\nrecipes = {" in source]
-    names = {"experiments": experiments, "replace": replace}
+    names = {"large_batches": large_batches, "replace": replace}
     exec(cell.partition("\nsteps_of")[0], names)
     return names["recipes"]
 
@@ -62,7 +62,7 @@ def test_order_of_the_thesis_comes_out(better, worse, margin, points):
 @pytest.mark.parametrize("better", ["baseline", "stepping", "gradual"])
 def test_loss_by_naive_scaling_is_clear(better, points):
     gains = points[better] - points["naive"]
-    assert experiments.confidence_interval(gains)[0] > 0, gains
+    assert large_batches.confidence_interval(gains)[0] > 0, gains
 
 
 @pytest.mark.parametrize("warmup", ["stepping", "gradual"])

@@ -13,8 +13,8 @@ from PIL import Image
 from sklearn.metrics import roc_auc_score
 
 from dlcourse import (
-    experiments,
     gpu_topology,
+    large_batches,
     number_formats,
     pictures,
     processors,
@@ -213,7 +213,7 @@ def test_recipes_show_every_seed_and_the_interval_of_their_difference():
     assert sorted(seeds.lines[0].get_xdata()) == pytest.approx([94, 95, 96])
     (bar,) = [each for each in differences.collections if each.get_segments()]
     (left, _), (right, _) = bar.get_segments()[0]
-    assert (left, right) == pytest.approx(experiments.confidence_interval([-4, -3, -4]))
+    assert (left, right) == pytest.approx(large_batches.confidence_interval([-4, -3, -4]))
 
 
 def test_symptoms_count_the_ranks_that_took_each_sample():

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from dlcourse.exercises.engine import Exercise, letter
-from dlcourse.experiments import ExperimentConfig
+from dlcourse.large_batches import ExperimentConfig
 from dlcourse.large_batches import train as train_recipe
 from dlguide.data import datasets
 from dlguide.training.schedules import EpochSchedule
