@@ -44,7 +44,7 @@ MOVED = {
     "dlguide.search": "dlcourse.search",
     "dlguide.training.audit": "dlcourse.audit",
     "dlguide.training.experiments": "dlcourse.large_batches",
-    "dlguide.training.step_breakdown": "dlcourse.step_breakdown",
+    "dlguide.training.step_breakdown": "dlcourse.bench.scaling",
 }
 
 

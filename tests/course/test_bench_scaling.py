@@ -1,7 +1,7 @@
 """Strong and weak scaling: equal work, the right batches, predictions from the parts alone.
 
-Tests dlcourse.bench.scaling with its command, and dlcourse.step_breakdown. No speed is
-tested, only that the numbers fit together.
+Tests dlcourse.bench.scaling with its command. No speed is tested, only that the numbers fit
+together.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def patient_messages():
     import numpy as np
     from mpi4py import MPI
 
-    from dlcourse.step_breakdown import sleeping
+    from dlcourse.bench.scaling import sleeping
 
     comm = sleeping(MPI.COMM_WORLD)
     came = np.empty(3)

@@ -1,7 +1,7 @@
 """The simulation agrees with real ranks: three workers, one three times as slow, and a server.
 
 Tests dlcourse.simulate against dlcourse.parallel.parameter_server, with gradients that sleep
-(step_breakdown.sleeping lets the waiting ranks sleep too, so that two cores are enough).
+(scaling.sleeping lets the waiting ranks sleep too, so that two cores are enough).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def trainings(sleep_s, slow, turns):
     import numpy as np
     from mpi4py import MPI
 
+    from dlcourse.bench.scaling import sleeping
     from dlcourse.parallel import parameter_server
-    from dlcourse.step_breakdown import sleeping
 
     comm = sleeping(MPI.COMM_WORLD)
 

@@ -9,7 +9,7 @@ import pytest
 from lanes import RANKS
 from on_ranks import on_ranks
 
-from dlcourse import step_breakdown
+from dlcourse.bench import scaling
 
 
 def lines_apart(faults):
@@ -18,7 +18,7 @@ def lines_apart(faults):
     import numpy as np
     import tensorflow as tf
 
-    from dlcourse import step_breakdown
+    from dlcourse.bench import scaling
     from dlguide.horovod.communicator import HorovodCommunicator
 
     many = HorovodCommunicator()
@@ -50,7 +50,7 @@ def lines_apart(faults):
             taken[comm.size, len(x)] = x.numpy().tolist()  # the last of each kind
             return float(one(x, y))
 
-        return step_breakdown.StepWorker(step, ((rule, [weight]),))
+        return scaling.StepWorker(step, ((rule, [weight]),))
 
     taken = {}
 
@@ -59,9 +59,9 @@ def lines_apart(faults):
         return random.random((count, 2)), random.random(count)
 
     def apart(fault):
-        step = step_breakdown.TimedStep("line", 4, lambda comm: build(fault, comm), samples)
+        step = scaling.TimedStep("line", 4, lambda comm: build(fault, comm), samples)
         try:
-            found = step_breakdown.measure_parts(step, 4 * many.size, 2, 3)
+            found = scaling.measure_parts(step, 4 * many.size, 2, 3)
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"}
         timed = {str(kind): each for kind, each in taken.items()}
@@ -69,7 +69,7 @@ def lines_apart(faults):
         fresh = step.build(many)
         fresh.step(*[tf.constant(each) for each in samples(4, many.rank)])
         return {
-            "counts": {part: len(found[part]) for part in step_breakdown.PARTS},
+            "counts": {part: len(found[part]) for part in scaling.PARTS},
             "nbytes": found["nbytes"],
             "work": found["work"],
             "taken": timed,
@@ -93,7 +93,7 @@ def test_a_step_on_ranks_is_the_mean_over_all_samples_and_every_part_has_its_tur
     for rank, (found,) in enumerate(results):
         assert found["weights"][0] == pytest.approx(weight, rel=1e-12)
         alone = 6 if rank == 0 else 0
-        assert found["counts"] == {**dict.fromkeys(step_breakdown.PARTS, 6), "alone": alone}
+        assert found["counts"] == {**dict.fromkeys(scaling.PARTS, 6), "alone": alone}
         assert found["nbytes"] == 16
         assert found["work"][0] < 1e-12
         assert found["work"][1] is None
@@ -119,5 +119,5 @@ def test_normalising_over_each_rank_s_batch_is_reported_as_another_update(tmp_pa
     results = on_ranks(2, lines_apart, tmp_path, faults=["over the batch"])
     for (found,) in results:
         difference, equal = found["work"]
-        assert difference == results[0][0]["work"][0] > step_breakdown.ROUNDING
+        assert difference == results[0][0]["work"][0] > scaling.ROUNDING
         assert equal < 1e-12

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dlcourse import step_breakdown
-from dlcourse.bench.scaling import from_parts
+from dlcourse.bench import scaling
 from dlguide.cluster import Cluster
 from dlguide.errors import require_positive
 from dlguide.measure import Ratio, Timing, ratio
@@ -94,10 +93,10 @@ class Speedup:
         return "\n".join(lines)
 
 
-def measure(step: step_breakdown.TimedStep, cluster: Cluster, seconds: float = 20.0) -> Speedup:
+def measure(step: scaling.TimedStep, cluster: Cluster, seconds: float = 20.0) -> Speedup:
     """Measure a step on ranks and by one process, and predict the ranks' step from its parts.
 
-    First the ranks are checked to do the work of the process (`step_breakdown.equal_work`). Then
+    First the ranks are checked to do the work of the process (`scaling.equal_work`). Then
     parts and step alternate in rounds, the first call of each turn dropped:
 
         alone      one process takes the samples of all, the other ranks sleep
@@ -118,13 +117,13 @@ def measure(step: step_breakdown.TimedStep, cluster: Cluster, seconds: float = 2
             of equal work and tracing come before.
     """
     require_positive(seconds, "seconds")
-    order = cluster.ranks * step.batch_per_rank, STEPS, ROUNDS, 0
-    found = cluster.run(step_breakdown.measure_parts, step, *order, seconds=seconds)
+    order = cluster.ranks * step.batch_per_rank, STEPS, ROUNDS
+    found = cluster.run(scaling.measure_parts, step, *order, seconds=seconds)
     return joined(step, cluster.ranks, cluster.plan.threads, found)
 
 
 def joined(
-    step: step_breakdown.TimedStep, ranks: int, threads: int, found: Sequence[dict[str, Any]]
+    step: scaling.TimedStep, ranks: int, threads: int, found: Sequence[dict[str, Any]]
 ) -> Speedup:
     """Join what the ranks have measured."""
     first = found[0]
@@ -132,5 +131,6 @@ def joined(
     difference, equal = first["work"]
     return Speedup(
         step.name, ranks, threads, step.batch_per_rank, first["nbytes"], difference,
-        Timing(tuple(first["alone"])), Timing(tuple(slowest.tolist())), from_parts(found), equal,
+        Timing(tuple(first["alone"])), Timing(tuple(slowest.tolist())), scaling.from_parts(found),
+        equal,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlcourse.step_breakdown import StepWorker, TimedStep, classifier_worker
+from dlcourse.bench.scaling import StepWorker, TimedStep, classifier_worker
 from dlcourse.usecases.chest_xray import data, phantoms, report
 from dlcourse.usecases.chest_xray import model as nets
 from dlcourse.usecases.chest_xray.data import Collection

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlcourse.step_breakdown import StepWorker, TimedStep, classifier_worker
+from dlcourse.bench.scaling import StepWorker, TimedStep, classifier_worker
 from dlcourse.usecases.imagenet import data
 from dlcourse.usecases.imagenet.recipe import CHANGES, GUIDE, SMALL, TrainingRecipe
 from dlcourse.usecases.imagenet.report import Branch, Curve, Outcome

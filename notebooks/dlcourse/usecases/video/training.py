@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlcourse.step_breakdown import StepWorker, TimedStep
+from dlcourse.bench.scaling import StepWorker, TimedStep
 from dlcourse.usecases.plan import Rehearsal
 from dlcourse.usecases.run import Option
 from dlcourse.usecases.video import baselines, data, nets
