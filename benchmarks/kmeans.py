@@ -21,7 +21,7 @@ import cloudpickle
 import numpy as np
 from report import compare
 
-from dlcourse.usecases.kmeans import photographs
+from dlcourse.usecases import photographs
 from dlguide.cluster import Cluster
 from dlguide.machine import describe, threads
 

@@ -174,7 +174,6 @@ CASES = {
     "video": "a GAN predicts the next frames of a traffic camera",
     "imagenet": "a residual net with ResNet-50's schedule: warmup, decay, collapsed decay",
     "chest_xray": "14 findings in chest X-rays by transfer learning",
-    "kmeans": "a photograph with few colours; --real is a picture",
 }
 
 

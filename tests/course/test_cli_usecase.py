@@ -10,14 +10,12 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 import tiny_usecase
 from interruptible import default_interrupt
-from PIL import Image
 
 from dlcourse import commands
-from dlcourse.usecases import kmeans, video
+from dlcourse.usecases import video
 from dlcourse.usecases import run as cases
 from dlguide import cluster
 from dlguide.cluster import processes
@@ -134,16 +132,3 @@ def test_an_interrupted_command_leaves_a_checkpoint_and_no_process(tmp_path):
     while left := [each for each in processes.living() if each.owner == owner]:
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
-
-
-def test_kmeans_draws_a_picture_with_few_colours(shared_clusters, tmp_path):
-    pixels = np.random.default_rng(0).integers(0, 256, (12, 12, 3), np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "given.png")
-    own = {"colours": 5, "iterations": 7}
-    found = cases.run(kmeans, shared_clusters(2), tmp_path, tmp_path / "given.png", own=own)
-    record = outcomes(tmp_path)
-    drawn = np.asarray(Image.open(tmp_path / "quantised.png").convert("RGB"))
-    assert len(np.unique(drawn.reshape(-1, 3), axis=0)) == 5 == len(record["palette"])
-    off = np.sqrt(np.mean((drawn.astype(float) - pixels) ** 2))
-    assert record["error"] == pytest.approx(off)
-    assert set(found.paths) == {tmp_path / "outcome.json", tmp_path / "quantised.png"}
