@@ -121,8 +121,8 @@ def test_part_of_a_node_is_not_bound_to_cores_of_others(monkeypatch):
     plan, _ = launch.default_plan(2, cores=6)
     assert (plan.threads, plan.bound, plan.ranks) == (3, False, 2)
     assert launch.default_plan(2, cores=8)[0] == launch.default_plan(2)[0]
-    with pytest.raises(ValueError, match="`tuned` must be False or None in a job that has only"):
-        launch.default_plan(2, tuned=True, cores=6)
+    with pytest.raises(ValueError, match="`tuned` must be None in a job that has only"):
+        launch.default_plan(2, tuned="mlp", cores=6)
 
 
 def test_outside_a_job_it_is_said_how_to_get_into_one(job):

@@ -70,10 +70,18 @@ def test_plan_is_numa_local_exactly_when_such_a_division_exists(sizes, data):
 
 
 @given(nodes, st.floats(0.1, 40), st.data())
-def test_a_quota_limits_the_cores_that_are_dealt(sizes, quota, data):
+def test_a_quota_limits_the_threads_and_binds_nothing_where_it_is_below_the_cores(
+    sizes, quota, data
+):
     fake = machine(*sizes, quota=quota)
     ranks = data.draw(st.integers(1, fake.usable_cores))
-    blocks = cores_of(threads.plan(fake, ranks), fake)
+    plan = threads.plan(fake, ranks)
+    assert plan.threads == fake.usable_cores // ranks
+    assert plan.bound == (quota >= sum(sizes))
+    if not plan.bound:  # other containers have the same cores, and quotas of their own
+        assert plan.cpus == (tuple(range(sum(sizes))),) * ranks
+        assert not any(each.bound for each in threads.candidates(fake) if not each.default)
+    blocks = cores_of(threads.plan(fake, ranks, bound=True), fake)
     assert sum(map(len, blocks)) == len(set().union(*blocks)) == fake.usable_cores
 
 

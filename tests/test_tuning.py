@@ -66,7 +66,7 @@ def test_every_candidate_is_measured_but_those_that_do_not_divide_the_batch(tune
 def test_the_outcome_is_kept_for_the_cluster(tuned):
     found, _ = tuned
     here = describe()
-    record = threads.load_tuned(here)
+    record = threads.load_tuned("mlp", here)
     assert record.candidates == tuple(row.candidate for row in found.result.rows if row.rounds)
     assert str(threads.tuned_folder(here)) in found.stored
     best = record.candidates[0]

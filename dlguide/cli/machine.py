@@ -61,7 +61,7 @@ def tune(
     print(f"{found.used_s:.0f} s, of these {found.start_s:.0f} s until the ranks were ready.")
     print(f"Heat map and numbers: {output / 'tuning.png'}, {record}")
     if keep:
-        print(f"Kept for Cluster(ranks=...) and Cluster(tuned=True): {found.stored}")
+        print(f"Kept for Cluster(tuned={net!r}): {found.stored}")
 
 
 @app.command()

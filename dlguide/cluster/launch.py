@@ -59,11 +59,11 @@ class Cluster:
         engines: for each rank a dict with its `rank`, engine `id`, `pid`, `cpus` and `threads`.
 
     Args:
-        ranks: number of ranks, or a thread plan; None for 2, or with tuned=True for as many as
-            were fastest.
+        ranks: number of ranks, or a thread plan; None for 2, or with `tuned` for as many as were
+            fastest.
         magics: in a notebook, let `%%px` run cells on these ranks (`activate`).
-        tuned: whether to use the plan that `dlguide tune` has found here: None if it has measured
-            this number of ranks, False never, True always, with ranks=None also their number.
+        tuned: name of a net for which `dlguide tune` has measured here: its fastest plan is used,
+            with ranks=None also its number of ranks. None plans from the machine alone.
         environment: variables of the ranks in addition to this process's, such as
             {"HOROVOD_FUSION_THRESHOLD": "0"}; they override defaults, not the thread plan.
         inside: True for all nodes of the surrounding job of Slurm or PBS, which the
@@ -75,8 +75,8 @@ class Cluster:
             machine says so; None otherwise.
 
     Raises:
-        ValueError: if there are more ranks than cores and `oversubscribe` is False, if tuned=True
-            and nothing was measured on this machine, if `environment`, `inside` or `mpi` is
+        ValueError: if there are more ranks than cores and `oversubscribe` is False, if nothing
+            was measured here for `tuned`, if `environment`, `inside` or `mpi` is
             invalid, or if launcher and library are of different MPIs.
         MissingComponentError: if there is no mpiexec, or this MPI is not installed.
         RuntimeError: if the ranks do not start; the text ends with their log.
@@ -92,7 +92,7 @@ class Cluster:
         *,
         oversubscribe: bool = False,
         magics: bool = True,
-        tuned: bool | None = None,
+        tuned: str | None = None,
         environment: Mapping[str, str] | None = None,
         inside: str | bool | None = None,
         mpi: str | None = None,
@@ -393,33 +393,35 @@ class Cluster:
 
 
 def default_plan(
-    ranks: int | None = None, oversubscribe: bool = False, tuned: bool | None = None, cores: int = 0
+    ranks: int | None = None, oversubscribe: bool = False, tuned: str | None = None, cores: int = 0
 ) -> tuple[threads.ThreadPlan, str]:
     """Return the thread plan for this machine, and where it comes from if it was measured.
 
     In a job that has fewer `cores` than this process may use, the ranks are not bound, because the
     node does not show which cores are the job's.
     """
-    require(tuned in (True, False, None), "tuned", "be True, False or None", tuned)
+    must = "be the name of a net that `dlguide tune` has measured, or None"
+    require(tuned is None or isinstance(tuned, str), "tuned", must, tuned)
     machine = describe()
     if ranks is not None and 0 < cores < machine.usable_cores:
-        must = "be False or None in a job that has only a part of its node"
-        require(not tuned, "tuned", must, tuned)
+        must = "be None in a job that has only a part of its node"
+        require(tuned is None, "tuned", must, tuned)
         each = max(cores // ranks, 1)
         how = {"oversubscribe": oversubscribe, "threads": each, "bound": False}
         return threads.plan(machine, ranks, **how), ""
-    if ranks is not None or not tuned:
+    if tuned is None:
         ranks = require_count(2 if ranks is None else ranks, "ranks")
-        # refuses too many ranks, whatever was measured
-        plain = threads.plan(machine, ranks=ranks, oversubscribe=oversubscribe)
-    found = None if tuned is False else threads.load_tuned(machine)
+        return threads.plan(machine, ranks=ranks, oversubscribe=oversubscribe), ""
+    if ranks is not None:  # refuses too many ranks, whatever was measured
+        threads.plan(machine, ranks=ranks, oversubscribe=oversubscribe)
+    found = threads.load_tuned(tuned, machine)
     best = found and found.best(machine, ranks, oversubscribe)
     if best:
         return best.plan(machine), str(found)
     whose = "this machine" if ranks is None else f"{ranks} ranks of this machine"
-    must = f"be False or None where nothing was measured for {whose}"
-    require(not tuned, "tuned", must, tuned, "Run `dlguide tune` first.")
-    return plain, ""
+    must = f"be None or a net that was measured for {whose}"
+    require(False, "tuned", must, tuned, f"Run `dlguide tune --net {tuned}` first.")
+    raise AssertionError  # `require` has raised
 
 
 def _complete(connection: Path) -> bool:

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dlguide.cluster import errors, processes, script_lint, supervision
+from dlguide.cluster import errors, processes, supervision
 from dlguide.cluster.environment import MODULE, launcher_of, rank_environment, start_watchdog
 from dlguide.cluster.errors import RankError
 from dlguide.cluster.mpi import KNOWN, prepare_rank, require_one_world, world
@@ -93,8 +93,6 @@ def run_script(
             built without Gloo.
     """
     require(Path(script).is_file(), "script", "be a file that exists", script)
-    if seed is not None:
-        _refuse(script, script_lint.check(script))
     if gloo:
         rendezvous.require_gloo()
     launcher = launcher_of(mpi)
@@ -205,18 +203,12 @@ def _run_world(
     except RankError:
         refused = folder / "refused"
         if refused.exists():
-            _refuse(script, [refused.read_text()])
+            message = f"{script} cannot be made parallel:"
+            raise RankError("refused", (), message, f"  {refused.read_text()}") from None
         raise
     finally:
         processes.end(name)
         processes.remove_folder(folder)
-
-
-def _refuse(script: str, reasons: Sequence[str]) -> None:
-    """Raise if there are reasons why a script cannot be made parallel."""
-    if reasons:
-        message = f"{script} cannot be made parallel:"
-        raise RankError("refused", (), message, "\n".join(f"  {each}" for each in reasons))
 
 
 def _copy_errors(launcher: subprocess.Popen, folder: Path) -> None:

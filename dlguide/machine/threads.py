@@ -95,15 +95,16 @@ def plan(
     oversubscribe: bool = False,
     threads: int | None = None,
     inter_op: int | None = None,
-    bound: bool = True,
+    bound: bool | None = None,
 ) -> ThreadPlan:
     """Divide the cores this process may use among ranks.
 
     Each physical core gets one computing thread, because its hardware threads share one vector
     unit; all hardware threads of a core go to its rank. Ranks get contiguous blocks of cores that
     differ by at most one core and do not cross NUMA nodes if that is possible. Every rank computes
-    with the threads of the smallest block. A CPU quota below the number of cores leaves the rest
-    unused. The last cores of each block are those for communication.
+    with the threads of the smallest block. The last cores of each block are those for
+    communication. A CPU quota below the number of cores limits the threads, and nothing is bound:
+    the quota is time on any core, and other containers of the host would be bound to the same ones.
 
     Args:
         machine: what to divide; None describes this machine.
@@ -112,7 +113,8 @@ def plan(
             more threads than a rank has logical CPUs.
         threads: computing threads per rank; None for one per core of the smallest block (count).
         inter_op: threads per rank that run operations side by side; None as in `ThreadPlan`.
-        bound: False lets every rank run on all logical CPUs of the machine.
+        bound: False lets every rank run on all logical CPUs of the machine; None binds unless
+            a CPU quota is below the number of cores.
 
     Returns:
         ThreadPlan: for `applied` and `Cluster`.
@@ -136,7 +138,9 @@ def plan(
     then = "Use fewer ranks." if ranks > 1 else ""
     require(comm_cores < least, "comm_cores", must, comm_cores, then)
     must = f"be True with comm_cores={comm_cores}, as only bound ranks keep off a core"
-    require(bound or not comm_cores, "bound", must, bound)
+    then = "Under a CPU quota no core is this process's own." if machine.limited else ""
+    bound = not machine.limited if bound is None else bool(bound)
+    require(bound or not comm_cores, "bound", must, bound, then)
     nodes = _dealt_cores(machine.cores, usable)
     if ranks > usable:
         cores = [core for node in nodes for core in node]
@@ -156,7 +160,7 @@ def plan(
         cpus = (tuple(core.cpu for core in machine.cores),) * ranks
     taking_turns = ranks > usable or threads > most
     kept = kept if comm_cores else ()
-    return ThreadPlan(ranks, threads, cpus, taking_turns, inter_op, bool(bound), kept)
+    return ThreadPlan(ranks, threads, cpus, taking_turns, inter_op, bound, kept)
 
 
 @dataclass(frozen=True)
@@ -309,7 +313,8 @@ def _cut(cores: list[tuple[int, ...]], parts: int) -> list[list[tuple[int, ...]]
 
 # --- candidates of ranks, threads and binding, and those that a search found fastest here ---
 #
-# `dlguide tune` measures candidates and saves the outcome in the user's cache; `Cluster` loads it.
+# `dlguide tune` measures candidates and saves the outcome in the user's cache;
+# `Cluster(tuned=NET)` loads it.
 
 _FORMAT = 1
 
@@ -359,6 +364,7 @@ def candidates(
     the NUMA nodes and the cores. Each has one thread per core, with 1 and 2 inter-op threads,
     bound and unbound; then, bound only, one thread per hardware thread, and half of the cores,
     because the threads of a small net wait for each other. Equal measurements are listed once.
+    Under a CPU quota below the number of cores none is bound.
 
     Args:
         machine: the machine; None describes this one.
@@ -383,19 +389,20 @@ def candidates(
     counts = sorted({*powers, machine.sockets, machine.numa_nodes, usable})
     counts = [count for count in counts if count <= min(most, usable)]
     baseline = default_candidate(machine)
+    bindings = (False,) if machine.limited else (True, False)
     best, variants, rest = [], [], []
     for ranks in counts:
         full = usable // ranks
         own = min(full, 2)
-        best.append(Candidate(ranks, full, own))
-        kinds = [(bound, each) for bound in (True, False) for each in (own, 3 - own)]
+        best.append(Candidate(ranks, full, own, bindings[0]))
+        kinds = [(bound, each) for bound in bindings for each in (own, 3 - own)]
         variants += [Candidate(ranks, full, inter_op, bound) for bound, inter_op in kinds]
         others = [count for count in (full * siblings, full // 2) if count not in (0, full)]
-        rest += [Candidate(ranks, count, min(count, 2)) for count in others]
+        rest += [Candidate(ranks, count, min(count, 2), bindings[0]) for count in others]
     if oversubscribe:
         limit = 2 * usable if max_ranks is None else most
         crowd = [ranks for ranks in dict.fromkeys((2, 2 * usable)) if ranks <= limit]
-        rest += [Candidate(2 * usable, 1, 1)] if 2 * usable <= limit else []
+        rest += [Candidate(2 * usable, 1, 1, bindings[0])] if 2 * usable <= limit else []
         rest += [default_candidate(machine, ranks) for ranks in crowd]
     kept: dict[tuple, Candidate] = {}
     for each in (baseline, *best, *variants, *rest):
@@ -450,11 +457,16 @@ def save_tuned(
     return path
 
 
-def load_tuned(machine: Machine | None = None) -> TunedPlans | None:
-    """Load the newest saved outcome for machines like this one; a damaged file causes a warning."""
+def load_tuned(net: str, machine: Machine | None = None) -> TunedPlans | None:
+    """Load the newest saved outcome of a net, of any global batch, for machines like this one.
+
+    A damaged file causes a warning.
+    """
     machine = describe() if machine is None else machine
     found = []
     for path in sorted(tuned_folder(machine).glob("*.json")):
+        if path.stem.rpartition("-batch")[0] != net:
+            continue
         try:
             found.append(_read_tuned(path, machine))
         except (OSError, ValueError, TypeError, KeyError) as error:

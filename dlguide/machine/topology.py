@@ -84,6 +84,11 @@ class Machine:
             return self.physical_cores
         return max(1, min(self.physical_cores, math.floor(self.quota_cores)))
 
+    @property
+    def limited(self) -> bool:
+        """Whether a CPU quota allows less than the cores: nothing says then which are ours."""
+        return self.quota_cores is not None and self.quota_cores < self.physical_cores
+
     def to_file(self, path: str | os.PathLike) -> None:
         """Write the machine as JSON, so that threads can be planned for it elsewhere."""
         Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
