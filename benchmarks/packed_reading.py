@@ -1,7 +1,6 @@
 """Hold the reading of packed samples against many files, and against what the disk gives.
 
     python benchmarks/packed_reading.py
-    python benchmarks/packed_reading.py --forget-names  # as root, on a machine of your own
 
 Four numbers, each a median with quartiles; what is compared takes turns on the same bytes in the
 same state of the page cache:
@@ -55,7 +54,6 @@ def main() -> None:
     options.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="bytes of a sample")
     options.add_argument("--large", type=int, default=1_000_000_000, help="of the one to verify")
     options.add_argument("--repeats", type=int, default=7, help="passes that count")
-    options.add_argument("--forget-names", action="store_true", help="needs root")
     options.add_argument("--only", nargs="*", default=list("1234"), help="numbers to measure")
     options.add_argument("--convert", nargs=3, help="internal: source, target, kind")
     chosen = options.parse_args()
@@ -72,7 +70,7 @@ def _many_files(folder: Path, chosen: argparse.Namespace) -> None:
     print("1 samples/s over those of one file a sample, from front to back", flush=True)
     for size in chosen.sizes:
         paths = io.write(folder / str(size), io.make(chosen.nbytes // size // 2, size))
-        found = io.compare(paths, chosen.repeats, access=["sequential"], names=chosen.forget_names)
+        found = io.compare(paths, chosen.repeats, access=["sequential"])
         for cold in (True, False):
             files = found.speed("folder", "sequential", cold).samples_per_s
             said = ", ".join(f"{kind} {found.gain(kind, 'sequential', cold)}" for kind in PACKED)

@@ -42,7 +42,7 @@ def speed(kind="tfrecord", seconds=(2.0, 2.0, 2.0), checked=True, **changes):
 
 
 def comparison(*speeds):
-    return ReadingComparison("here: a processor", "/folder", "ext4", "Names stayed.", speeds)
+    return ReadingComparison("here: a processor", "/folder", "ext4", speeds)
 
 
 # --- the samples -------------------------------------------------------------------------------

@@ -6,17 +6,13 @@ import dataclasses
 import json
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from dlguide.cli.app import NetOption, OutputOption, OversubscribeOption, print_table
 from dlguide.cli.bench import draw, stored_limits
 from dlguide.errors import require, require_count
-
-if TYPE_CHECKING:
-    from dlcourse.bench.io import ReadingComparison
-    from dlguide.measure.limits import Limits
 
 SecondsOption = Annotated[float, typer.Option(help="Time of all measured steps together (s).")]
 
@@ -119,12 +115,6 @@ def io(
     folder: Annotated[
         Path | None, typer.Option(help="Where to write and read; default: the output folder.")
     ] = None,
-    forget_names: Annotated[
-        bool,
-        typer.Option(
-            help="In cold passes forget directory entries too: needs root, slows the machine."
-        ),
-    ] = False,
     seed: Annotated[int, typer.Option(help="Of samples and random order.")] = 0,
     output: OutputOption = Path("build"),
 ) -> None:
@@ -132,6 +122,7 @@ def io(
     from dlcourse import pictures
     from dlcourse.bench import io
     from dlguide.files import require_writable
+    from dlguide.measure.limits import SHARE
 
     for value, name in ((samples, "samples"), (image_bytes, "image_bytes"), (repeats, "repeats")):
         require_count(value, name)
@@ -142,18 +133,9 @@ def io(
     with tempfile.TemporaryDirectory(prefix="dlguide-io-", dir=place) as written:
         paths = io.write(written, io.make(samples, image_bytes, seed))
         print(f"{samples} samples in {len(paths)} formats, equal; reading them, {repeats} turns.")
-        found = io.compare(paths, repeats, names=forget_names, seed=seed)
-    _print_reading(found, stored)
-    found.write(output / "io.json")
-    draw(pictures.reading_speeds(found.speeds), output / "io")
-
-
-def _print_reading(found: ReadingComparison, limits: Limits) -> None:
-    from dlcourse.bench.io import COLUMNS
-    from dlguide.measure.limits import SHARE
-
+        found = io.compare(paths, repeats, seed=seed)
     title = "Reading all samples once"
-    print_table(title, COLUMNS, found.lines(limits), left=3, width=140, no_wrap=True)
+    print_table(title, io.COLUMNS, found.lines(stored), left=3, width=140, no_wrap=True)
     print("MB/s of the samples' data. Checked: every sample against its checksum, taken apart into")
     print("data, labels and key. Raw: the bytes alone. A pass includes opening the data set.")
     print(f"{SHARE}: of one core that reads the page cache and computes CRC-32C; warm passes only.")
@@ -167,3 +149,5 @@ def _print_reading(found: ReadingComparison, limits: Limits) -> None:
         state = "cold" if cold else "warm"
         gain = found.gain(best, "sequential", cold)
         print(f"{state}: {best} gives {gain} times the samples/s of one file a sample, in order.")
+    found.write(output / "io.json")
+    draw(pictures.reading_speeds(found.speeds), output / "io")

@@ -23,7 +23,7 @@ import numpy as np
 import psutil
 
 from dlguide.data import formats
-from dlguide.errors import require, require_count, require_known
+from dlguide.errors import require
 from dlguide.machine import describe
 from dlguide.measure import Ratio, Timing, ratio
 from dlguide.measure.limits import SHARE, Limits
@@ -37,7 +37,6 @@ COLUMNS = (
 _BLOCK = 1 << 20
 # Files of a data set whose pages are inspected before a cold pass; all would take too long.
 _LOOKED_AT = 100
-DROP = Path("/proc/sys/vm/drop_caches")
 
 
 def files_of(folder: str | os.PathLike) -> list[Path]:
@@ -49,7 +48,7 @@ def forget(paths: Iterable[str | os.PathLike], written: bool = True) -> None:
     """Ask the kernel to drop the contents of files from its cache (POSIX_FADV_DONTNEED).
 
     Needs no root. The names, owners and places of files (directory entries and inodes) stay in
-    memory: see `forget_names`. What another process has mapped may stay too; see `share_kept`.
+    memory. What another process has mapped may stay too; see `share_kept`.
     """
     for descriptor in _opened(paths):
         if written:
@@ -57,26 +56,10 @@ def forget(paths: Iterable[str | os.PathLike], written: bool = True) -> None:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def forget_names() -> str | None:
-    """Drop directory entries and inodes of all files of this machine (drop_caches = 2).
-
-    Needs root, and slows all programs of the machine. Returns the reason if it is not possible.
-    """
-    os.sync()
-    try:
-        DROP.write_text("2\n")
-    except OSError as error:
-        return f"{DROP} cannot be written: {error.strerror}"
-    return None
-
-
 def share_kept(paths: Iterable[str | os.PathLike]) -> float | None:
     """Return the share of the pages of files that is in memory (mincore), None if unknown."""
     kept = pages = 0
-    try:
-        mincore = ctypes.CDLL(None, use_errno=True).mincore
-    except (OSError, AttributeError):
-        return None
+    mincore = ctypes.CDLL(None).mincore
     for descriptor in _opened(paths):
         nbytes = os.fstat(descriptor).st_size
         if not nbytes:
@@ -135,16 +118,16 @@ class ReadingSpeed:
 
 @dataclass(frozen=True)
 class ReadingComparison:
-    """The same samples in several formats on one machine.
-
-    `names` is a sentence about directory entries and inodes in cold passes.
-    """
+    """The same samples in several formats on one machine."""
 
     machine: str
     folder: str
     file_system: str
-    names: str
     speeds: tuple[ReadingSpeed, ...]
+    names = (
+        "Directory entries and inodes stayed in memory in cold passes: many small files look "
+        "faster here than on a shared file system."
+    )
 
     def speed(self, kind: str, access: str, cold: bool, checked: bool = True) -> ReadingSpeed:
         """Return one measurement."""
@@ -165,8 +148,6 @@ class ReadingComparison:
     def cold_share(self) -> str:
         """Report whether the cold passes were cold."""
         kept = [each.kept for each in self.speeds if each.cold]
-        if not kept:
-            return "No cold pass was asked for."
         if None in kept:
             return "Cold: not verified, this system does not show what is in its page cache."
         most = max(kept)
@@ -214,8 +195,6 @@ def make(samples: int, image_nbytes: int, seed: int = 0) -> Iterator[formats.Sam
 
     Their sizes lie between half and one and a half of `image_nbytes`, their labels are 0 to 9.
     """
-    require_count(samples, "samples")
-    require_count(image_nbytes, "image_nbytes")
     random = np.random.default_rng(seed)
     low, high = image_nbytes // 2, image_nbytes + (image_nbytes + 1) // 2
     for number in range(samples):
@@ -228,16 +207,11 @@ def write(
     samples: Iterable[formats.Sample],
     kinds: Sequence[str] = formats.KINDS,
 ) -> dict[str, Path]:
-    """Write the same samples in each format, and see that each gives back the same.
-
-    Returns:
-        dict: for each kind its data set, a folder in `folder`.
+    """Write the same samples in each format, a folder for each kind; each must give back the same.
 
     Raises:
-        ValueError: when a kind is unknown or a data set is there already.
         RuntimeError: when a format gives back something else.
     """
-    require(len(kinds) > 0, "kinds", "name at least one format", kinds)
     paths = {kind: Path(folder) / kind for kind in kinds}
     Path(folder).mkdir(parents=True, exist_ok=True)
     first, *others = kinds
@@ -265,76 +239,50 @@ def require_equal(paths: Mapping[str, Path]) -> None:
 
 
 def compare(
-    paths: Mapping[str, Path],
-    repeats: int = 5,
-    cold: Sequence[bool] = (True, False),
-    access: Sequence[str] = ACCESS,
-    names: bool = False,
-    seed: int = 0,
+    paths: Mapping[str, Path], repeats: int = 5, access: Sequence[str] = ACCESS, seed: int = 0
 ) -> ReadingComparison:
-    """Measure the reading of data sets with equal samples; the formats take turns.
+    """Measure the reading of data sets with equal samples, cold and warm; the formats take turns.
 
     Args:
         paths: data sets by kind, as `write` gives them; "tfrecord" among them.
         repeats: passes of each way that count (count).
-        cold: states of the page cache: True for cold, False for warm.
         access: "sequential", "random" or both.
-        names: in cold passes forget directory entries too; needs root, and the whole machine
-            feels it. Otherwise they stay in memory, which favours many small files.
         seed: of the random order, which is the same for all.
 
     Raises:
         RuntimeError: when the data sets do not hold the same samples.
     """
-    require_count(repeats, "repeats")
-    for pattern in access:
-        require_known(pattern, ACCESS, "access")
-    require("tfrecord" in paths, "paths", "hold a tfrecord, the plain read's bytes", list(paths))
     require_equal(paths)
-    paths = {kind: Path(path) for kind, path in paths.items()}
     with formats.open(paths["tfrecord"]) as dataset:
         order = np.random.default_rng(seed).permutation(len(dataset)).tolist()
         nbytes = sum(len(sample.data) for sample in dataset)
     files = {kind: files_of(path) for kind, path in paths.items()}
     files[PLAIN] = files["tfrecord"]
-    refused = forget_names() if names else "it was not asked for"
     speeds = []
-    for state in cold:
+    for cold in (True, False):
         for pattern in access:
             ways = _ways(paths, pattern, order)
             seconds: dict = {way: [] for way in ways}
-            opens, kept = dict.fromkeys(ways, 0), dict.fromkeys(ways)
-            for turn in range(repeats + (not state)):  # the first warm pass warms
+            opens, kept = dict.fromkeys(ways, 0), {way: [] for way in ways}
+            for turn in range(repeats + (not cold)):  # the first warm pass warms
                 for way, read in ways.items():
-                    if state:
-                        forget(files[way[0]], written=turn == 0)
-                        if names and refused is None:
-                            forget_names()
-                        some = files[way[0]][:: 1 + len(files[way[0]]) // _LOOKED_AT]
-                        share = share_kept(some)
-                        known = share is not None and (turn == 0 or kept[way] is not None)
-                        kept[way] = max(share, kept[way] or 0.0) if known else None
+                    if cold:
+                        own = files[way[0]]
+                        forget(own, written=turn == 0)
+                        kept[way].append(share_kept(own[:: 1 + len(own) // _LOOKED_AT]))
                     begin = perf_counter()
                     opens[way] = read()
                     seconds[way].append(perf_counter() - begin)
-            for (kind, checked), taken in seconds.items():
-                warmup, counted = tuple(taken[:-repeats]), tuple(taken[-repeats:])
+            for way, taken in seconds.items():
+                kind, checked = way
+                timing = Timing(tuple(taken[-repeats:]), tuple(taken[:-repeats]))
                 disk = sum(path.stat().st_blocks * 512 for path in files[kind])
-                way = (kind, checked)
-                speeds.append(
-                    ReadingSpeed(
-                        *(kind, pattern, state, checked, len(order), nbytes, disk),
-                        *(opens[way], kept[way], Timing(counted, warmup)),
-                    )
-                )
+                most = max(kept[way]) if kept[way] and None not in kept[way] else None
+                sizes = len(order), nbytes, disk, opens[way]
+                speeds.append(ReadingSpeed(kind, pattern, cold, checked, *sizes, most, timing))
     machine, folder = describe(), next(iter(paths.values())).resolve().parent
-    return ReadingComparison(
-        f"{machine.name}: {machine.processor}",
-        str(folder),
-        _file_system(folder),
-        _about_names(refused),
-        tuple(speeds),
-    )
+    name = f"{machine.name}: {machine.processor}"
+    return ReadingComparison(name, str(folder), _file_system(folder), tuple(speeds))
 
 
 def _ways(
@@ -380,15 +328,6 @@ def _read_at(files: Sequence[Path], rows: Sequence[Sequence[int]]) -> int:
         for file, offset, nbytes, _ in rows:
             os.pread(opened[file].fileno(), nbytes, offset)
     return len(files)
-
-
-def _about_names(refused: str | None) -> str:
-    if refused is None:
-        return "Cold passes began without directory entries and inodes in memory, too."
-    return (
-        f"Directory entries and inodes stayed in memory in cold passes ({refused}): many small "
-        "files look faster here than on a shared file system."
-    )
 
 
 def _file_system(folder: Path) -> str:
