@@ -24,16 +24,14 @@ def main() -> None:
     photograph = photographs.china() if given.real is None else photographs.read(given.real)
     height, width, _ = photograph.shape
     print(f"{width} x {height} pixels, {photographs.colours(photograph)} different colours")
-    print(
-        f"{'colours':>7}  {'error (levels)':>14}  {'PNG (kB)':>8}  {'steps':>5}  {'ms a step':>9}"
-    )
+    print("colours  error (levels)  PNG (kB)  steps  ms per step")
     with Cluster(ranks=given.ranks, magics=False) as cluster:
         for colours in given.colours:
             drawn = cluster.run(photographs.quantise, photograph, colours, given.iterations)[0]
             fit, contents = drawn.fit, photographs.encoded(drawn.picture)
             step_ms = 1e3 * fit.seconds / fit.iterations
             print(f"{colours:7}  {drawn.error:14.2f}  {len(contents) / 1e3:8.1f}  "
-                  f"{fit.iterations:5}  {step_ms:9.2f}")  # fmt: skip
+                  f"{fit.iterations:5}  {step_ms:11.2f}")  # fmt: skip
             if given.output is not None:
                 given.output.mkdir(parents=True, exist_ok=True)
                 (given.output / f"{colours}_colours.png").write_bytes(contents)

@@ -15,8 +15,8 @@ import tiny_usecase
 from interruptible import default_interrupt
 
 from dlcourse import commands
-from dlcourse.usecases import video
 from dlcourse.usecases import run as cases
+from dlcourse.usecases import video
 from dlguide import cluster
 from dlguide.cluster import processes
 from dlguide.training import checkpoint as checkpoints

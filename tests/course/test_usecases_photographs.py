@@ -1,11 +1,16 @@
 """Photographs of every usual kind are read as red, green, blue; what is none is refused."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from dlcourse.usecases import photographs
+from dlguide import commands
 
+PROGRAM = Path(__file__).resolve().parents[2] / "notebooks" / "programs" / "kmeans.py"
 COLOUR = np.random.default_rng(3).integers(0, 256, (9, 7, 3), np.uint8)
 
 
@@ -44,3 +49,17 @@ def test_png_keeps_every_pixel_with_a_palette_or_without():
     for pixels in (many // 128 * 200, many):
         contents = photographs.encoded(pixels)
         np.testing.assert_array_equal(photographs.decoded(contents), pixels)
+
+
+def test_program_draws_a_photograph_on_ranks_and_prints_its_error(tmp_path):
+    path = saved(tmp_path, Image.fromarray(COLOUR), "given.png")
+    words = ["--real", path, "--colours", 3, 5, "--output", tmp_path / "drawn"]
+    done = commands.run([sys.executable, PROGRAM, "--ranks", 2, *words], timeout_s=120)
+    assert done.ok, done.tail()
+    rows = [line.split() for line in done.output.splitlines()]
+    for count in (3, 5):
+        drawn = photographs.read(tmp_path / "drawn" / f"{count}_colours.png")
+        assert photographs.colours(drawn) == count
+        error = np.sqrt(np.mean((drawn.astype(float) - COLOUR) ** 2))
+        (printed,) = [row[1] for row in rows if row[:1] == [str(count)]]
+        assert float(printed) == pytest.approx(error, abs=0.01)
