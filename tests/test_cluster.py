@@ -20,6 +20,7 @@ import pytest
 from interruptible import default_interrupt
 from lanes import RANKS, long
 
+from dlcourse import box
 from dlguide.cluster import Cluster, processes
 from dlguide.cluster.environment import find_mpiexec
 from dlguide.cluster.rank import NEW_OBJECTS
@@ -315,6 +316,31 @@ def test_the_watchdog_ends_what_an_owner_leaves_that_was_gone_before_it_looked(t
     subprocess.run([*watchdog, str(gone.pid), "test-watchdog", str(folder)], timeout=20)
     assert left.wait(timeout=5) == -signal.SIGKILL
     assert not folder.exists()
+
+
+@pytest.mark.skipif(bool(box.support().denied), reason="this system allows no network namespace")
+def test_processes_of_a_container_are_nobodys_left_overs_here():
+    inside = ["env", f"{processes.MARK}=in-a-container", f"{processes.OWNER}=1:1", "sleep", "60"]
+    user = ["--user", "--map-root-user"] if os.geteuid() else []
+    container = subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", *user, *inside])
+    try:
+        (child,) = wait_for(lambda: psutil.Process(container.pid).children())
+        wait_for(lambda: child.name() == "sleep")
+        assert processes.MARK in child.environ()
+        assert "in-a-container" not in {each.cluster for each in processes.leftovers()}
+        processes.end("in-a-container")
+        assert child.is_running()
+    finally:
+        container.kill()
+        container.wait()
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 20
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
 
 
 def test_a_sites_own_launcher_is_taken_or_missed(monkeypatch):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -10,7 +12,7 @@ import time
 
 import pytest
 
-from dlguide.cluster import errors, rank, supervision
+from dlguide.cluster import errors, processes, rank, supervision
 
 
 def test_tensorflow_stack_before_the_reason_is_left_out():
@@ -109,6 +111,28 @@ def test_a_main_thread_in_c_code_stands_still_and_one_in_python_moves(monitor, t
             sum(range(100))
     assert seen[0] > 0.8
     assert min(seen[1:]) < 0.8
+
+
+def test_deaths_are_seen_where_the_system_has_no_handles_of_processes(monkeypatch, tmp_path):
+    def none(pid):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", none)
+    waiting = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
+    pids = supervision.RankProcesses({number: one.pid for number, one in enumerate(waiting)})
+    assert pids.dead() == []
+    waiting[1].kill()
+    waiting[1].wait()
+    assert pids.dead(0.01) == [1]
+    watchdog = threading.Thread(target=processes.watch, args=(waiting[0].pid, "none", tmp_path))
+    watchdog.start()
+    waiting[0].kill()
+    waiting[0].wait()
+    watchdog.join(10)
+    assert not watchdog.is_alive()
+    waiting[2].kill()
+    waiting[2].wait()
+    pids.close()
 
 
 def test_deaths_are_reported_in_their_order_also_when_seen_at_once():

@@ -103,4 +103,6 @@ def test_names_that_a_cell_assigns_are_found():
     cell = "%time a = 1\nb, (c, d[0]) = e\nwith f() as g: h: int = 2\nif (i := 3): pass\n!ls"
     assert assigned_names(cell) >= {"b", "c", "g", "h", "i"}
     assert not {"d", "e", "f"} & assigned_names(cell)
+    local = "def f():\n    a = 1\nx = lambda y: (z := y)\nclass C:\n    b = 2\n[c for c in ()]"
+    assert assigned_names(local) == {"x"}
     assert assigned_names("no python (") == set()

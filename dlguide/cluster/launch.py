@@ -439,8 +439,13 @@ def notebook_shell() -> Any:
     return shell if hasattr(shell, "kernel") else None
 
 
+# What has local names: comprehensions too.
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_SCOPES += (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
 def assigned_names(code: str) -> set[str]:
-    """Return the names that a cell assigns, also with `with ... as`.
+    """Return the names that a cell assigns, also with `with ... as`; those of functions are theirs.
 
     >>> sorted(assigned_names("%matplotlib inline\\na = b = 1\\nwith c() as d: pass"))
     ['a', 'b', 'd']
@@ -451,8 +456,11 @@ def assigned_names(code: str) -> set[str]:
         tree = ast.parse(TransformerManager().transform_cell(code))
     except SyntaxError:
         return set()
-    return {
-        node.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
+    names, left = set(), [tree]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        if not isinstance(node, _SCOPES):
+            left += ast.iter_child_nodes(node)
+    return names

@@ -74,11 +74,17 @@ def living_ranks(engines: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def living() -> Iterator[ClusterProcess]:
-    """Yield the living processes of all clusters of this user, in order of their pids."""
+    """Yield the living processes of all clusters of this user, in order of their pids.
+
+    Those of a container that this process does not belong to have owners that it cannot see.
+    """
+    here = os.readlink("/proc/self/ns/pid")
     for pid in sorted(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
         try:
             environ = Path(f"/proc/{pid}/environ").read_bytes()
             if MARK.encode() not in environ or not identity(pid):
+                continue
+            if os.readlink(f"/proc/{pid}/ns/pid") != here:
                 continue
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
@@ -194,6 +200,9 @@ def watch(owner_pid: int, cluster: str, folder: Path) -> None:
         owner = os.pidfd_open(owner_pid)
     except ProcessLookupError:
         pass  # it ended before this process had started
+    except OSError:  # Linux before 5.3, or a container that does not allow it
+        while identity(owner_pid):
+            time.sleep(0.2)
     else:
         select.select([owner], [], [])
     end(cluster)

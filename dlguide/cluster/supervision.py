@@ -309,6 +309,7 @@ class RankProcesses:
         self.pids = dict(pids)
         self.poll = select.epoll()  # unlike poll it reports in the order of the deaths
         self.handles: dict[int, int] = {}
+        self.polled: dict[int, str] = {}  # without a handle: who it was
         self.gone: list[int] = []
         self.stopped_since: dict[int, float] = {}
         self.page_faults: dict[int, int] = {}
@@ -320,6 +321,9 @@ class RankProcesses:
             except ProcessLookupError:
                 self.gone.append(rank)
                 continue
+            except OSError:  # Linux before 5.3, or a container that does not allow it
+                self.polled[rank] = processes.identity(pid)
+                continue
             self.handles[handle] = rank
             self.poll.register(handle, select.EPOLLIN | select.EPOLLONESHOT)
 
@@ -330,6 +334,10 @@ class RankProcesses:
         first death: so the first rank is the cause, also if all have gone before this looks.
         """
         self.gone += [self.handles[handle] for handle, _ in self.poll.poll(timeout_s)]
+        for rank, who in list(self.polled.items()):
+            if not who or processes.identity(self.pids[rank]) != who:
+                self.gone.append(rank)
+                del self.polled[rank]
         return list(self.gone)
 
     def renew(self, states: Mapping[int, dict[str, Any]], now_s: float) -> None:
