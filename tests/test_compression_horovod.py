@@ -123,9 +123,8 @@ def horovod_on_ranks(names):
     keras.utils.set_random_seed(1)
     net = keras.Sequential([keras.Input((20,)), keras.layers.Dense(30), keras.layers.Dense(1)])
     compressor = c.power_sgd(2)
-    optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.SGD(0.01), compression=compressor, backward_passes_per_step=2
-    )
+    optimizer = keras.optimizers.SGD(0.02, gradient_accumulation_steps=2)
+    optimizer = hvd.DistributedOptimizer(optimizer, compression=compressor)
     net.compile(optimizer, "mse", jit_compile=False)
     random = np.random.default_rng(rank)
     x = random.normal(size=(64, 20)).astype("f4")

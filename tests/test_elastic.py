@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from command_line import dlguide, left_by
@@ -226,29 +225,6 @@ def test_a_flipped_bit_is_never_used(copies):
             file.seek(0)
             file.write(contents)
         assert Committed(copies).newest() == expected
-
-
-def test_callbacks_count_batches_and_epochs_on_from_a_reset():
-    import dlguide.horovod as hvd
-
-    commits = []
-    state = SimpleNamespace(
-        epoch=1, batch=3, commit=lambda: commits.append((state.epoch, state.batch))
-    )
-    elastic = hvd.elastic
-    counting = [elastic.UpdateBatchStateCallback(state), elastic.UpdateEpochStateCallback(state)]
-    callbacks = [*counting, elastic.CommitStateCallback(state, batches_per_commit=2)]
-    for call in callbacks:
-        call.on_train_begin()
-    for epoch, batches in ((0, 2), (1, 5)):
-        for call in callbacks:
-            call.on_epoch_begin(epoch)
-        for batch in range(batches):
-            for call in callbacks:
-                call.on_train_batch_end(batch)
-        for call in callbacks:
-            call.on_epoch_end(epoch)
-    assert commits == [(1, 5), (2, 0), (2, 2), (2, 4), (3, 0)]
 
 
 def test_without_a_supervisor_a_state_saves_and_restores_in_its_process():

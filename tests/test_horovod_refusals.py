@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import dlguide.horovod.callbacks as callbacks
 import dlguide.horovod.guard as guard
@@ -23,12 +25,8 @@ SGD = keras.optimizers.SGD
 REFUSED = [
     ({"op": native.Max}, "`op` must be Average or Sum, got"),
     ({"op": native.Adasum}, "work in `hvd.allreduce`"),
-    ({"backward_passes_per_step": 0}, "`backward_passes_per_step` must be a whole number"),
-    ({"backward_passes_per_step": 1.5}, "got 1.5"),
-    ({"gradient_predivide_factor": 0.0}, "`gradient_predivide_factor` must be a positive number"),
-    ({"gradient_predivide_factor": 2.0, "op": native.Sum}, "must be 1 unless `op` is Average"),
-    ({"groups": 0}, "`groups` must be None, a count of at least 1, or a list"),
-    ({"groups": ["kernel"]}, "list of lists of variables"),
+    ({"groups": 0}, "`groups` must be a whole number of at least 1"),
+    ({"groups": [["kernel"]]}, "`groups` must be a whole number"),
     ({"check_every": -1}, "`check_every` must be a whole number of at least 0"),
 ]
 
@@ -40,10 +38,53 @@ def test_wrong_arguments_are_refused(arguments, text):
     assert text in str(error.value)
 
 
-def test_passes_are_not_counted_twice():
-    accumulating = SGD(0.1, gradient_accumulation_steps=2)
-    with pytest.raises(ValueError, match="must be 1 for an optimizer with `gradient_accumul"):
-        optimizer.DistributedOptimizer(accumulating, backward_passes_per_step=2)
+NOT_HERE = [
+    ({"backward_passes_per_step": 2}, "give the Keras optimizer `gradient_accumulation_steps=`"),
+    ({"gradient_predivide_factor": 2.0}, "leave it out, the mean is the same up to rounding"),
+    ({"num_groups": 2}, "it is called `groups`"),
+    ({"device_dense": "GPU:0"}, "put `with tf.device(...):` around the call"),
+    ({"scale_local_gradients": False}, "trains alone a plain optimizer of their own"),
+    ({"learning_rate": 1.0}, "has no option `learning_rate`, got 1.0."),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), NOT_HERE, ids=lambda value: str(value)[:40])
+def test_an_option_of_horovod_that_is_not_here_names_what_to_use(options, text):
+    tf_tape = tf.GradientTape()
+    for call in (
+        lambda: optimizer.DistributedOptimizer(SGD(0.1), **options),
+        lambda: tape.DistributedGradientTape(tf_tape, **options),
+        lambda: callbacks.BroadcastGlobalVariablesCallback(0, **options),
+        lambda: state.load_model("model.keras", **options),
+    ):
+        with pytest.raises(TypeError, match=r"`hvd\.\w+.* has no option") as error:
+            call()
+        assert text in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_scripts_of_horovod_that_pass_its_defaults_run():
+    passes = {"backward_passes_per_step": 1, "average_aggregated_gradients": True}
+    wrapped = optimizer.DistributedOptimizer(SGD(0.1), "mine", device_dense="", **passes)
+    assert reduction.reducers_of(wrapped)[0].name == "mine"
+    callbacks.BroadcastGlobalVariablesCallback(0, device="")
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("", "PartialDistributedOptimizer"),
+        ("", "PartialDistributedGradientTape"),
+        (".callbacks", "BestModelCheckpoint"),
+        (".elastic", "CommitStateCallback"),
+    ],
+)
+def test_a_name_of_horovod_that_is_not_here_names_what_to_use(module, name):
+    whole = importlib.import_module(f"dlguide.horovod{module}")
+    with pytest.raises(AttributeError, match=f"no attribute '{name}': .*(optimizer|keras)"):
+        getattr(whole, name)
+    with pytest.raises(AttributeError, match=r"no attribute 'nonsense'\.$"):
+        whole.nonsense  # noqa: B018
 
 
 def test_only_keras_optimizers_are_wrapped_and_only_once():
@@ -75,18 +116,14 @@ def test_wrapped_optimizer_is_still_what_it_was():
     assert wrapped.variables() == wrapped.variables
 
 
-def test_layers_tapes_and_callbacks_are_checked():
-    with pytest.raises(ValueError, match="`local_layers` must be Keras layers"):
-        optimizer.PartialDistributedOptimizer(SGD(0.1), local_layers=["dense"])
+def test_tapes_callbacks_and_saved_models_are_checked():
     with pytest.raises(TypeError, match=r"must be a tf\.GradientTape, got Dense"):
         tape.DistributedGradientTape(keras.layers.Dense(1))
-    with pytest.raises(ValueError, match="`local_variables` must be variables"):
-        callbacks.BroadcastGlobalVariablesCallback(0, local_variables=["kernel"])
     with pytest.raises(ValueError, match="`initial_lr` must be a positive number, got None"):
         callbacks.LearningRateScheduleCallback(None, 0.1)
     with pytest.raises(ValueError, match="`warmup_epochs` must be a whole number"):
         callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=0)
-    with pytest.raises(ValueError, match="Keras 3 has no legacy optimizers"):
+    with pytest.raises(TypeError, match="Keras 3 has no legacy optimizers"):
         state.load_model("model.keras", legacy_opts=True)
 
 

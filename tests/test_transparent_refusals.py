@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from command_line import dlguide, left_by
 
-from dlguide.cluster import script_lint
-
 pytestmark = pytest.mark.timeout(200)
 
 SCRIPTS = Path(__file__).parent / "transparent_scripts"
@@ -19,73 +17,13 @@ def run(script, *words, cwd=None):
     return dlguide("run", *words, script, timeout_s=180, cwd=cwd)
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("import mpi4py.MPI", "imports mpi4py"),
-        ("from mpi4py import MPI", "imports mpi4py"),
-        ("import numpy, horovod.tensorflow as hvd", "imports Horovod"),
-        ("from dlguide import horovod", "imports dlguide.horovod"),
-        ("import dlguide.horovod as hvd", "imports dlguide.horovod"),
-        ("from torch import nn", "imports PyTorch"),
-        ("s = tf.distribute.MirroredStrategy()", "`tf.distribute.MirroredStrategy`"),
-        ("s = tf.distribute.experimental.ParameterServerStrategy(r)", "distributes by itself"),
-        ("keras.distribution.set_distribution(d)", "`keras.distribution`"),
-        ("rank = int(os.environ['PMI_RANK'])", "(PMI_RANK)"),
-        ("rank = os.getenv('OMPI_COMM_WORLD_RANK', 0)", "(OMPI_COMM_WORLD_RANK)"),
-        ("rank = os.environ.get('SLURM_PROCID')", "(SLURM_PROCID)"),
-        ("if environ['WORLD_SIZE']: pass", "(WORLD_SIZE)"),
-        ("os.environ['KERAS_BACKEND'] = 'jax'", "KERAS_BACKEND to 'jax'"),
-        ("os.environ.setdefault('KERAS_BACKEND', 'torch')", "KERAS_BACKEND to 'torch'"),
-        ("tf.train.Checkpoint(model=model).save(p)", "`tf.train.Checkpoint`"),
-        ("w = tf.io.TFRecordWriter(path)", "`tf.io.TFRecordWriter`"),
-        ("f = h5py.File(path, 'w')", "`h5py.File`"),
-        ("f = tf.io.gfile.GFile(path, mode='wb')", "`tf.io.gfile.GFile`"),
-        ("c = tf.train.Checkpoint(m=m); c.restore(a); c.write(b)", "`tf.train.Checkpoint`"),
-        ("self.m = tf.train.CheckpointManager(c, p, 3); self.m.save()", "`tf.train.Checkpoint"),
-        ("from keras import distribution", "`keras.distribution`"),
-        ("import keras.distribution as d", "`keras.distribution`"),
-        ("from tensorflow.distribute import MirroredStrategy", "`tf.distribute`"),
-        ("import tensorflow.distribute as d", "`tf.distribute`"),
-        ("if 'OMPI_COMM_WORLD_RANK' in os.environ: pass", "(OMPI_COMM_WORLD_RANK)"),
-        ("e = os.environ; e.get('RANK')", "(RANK)"),
-        ("from os import environ as e; e['LOCAL_RANK']", "(LOCAL_RANK)"),
-        ("MPI = importlib.import_module('mpi4py.MPI')", "imports mpi4py"),
-        ("hvd = __import__('horovod')", "imports Horovod"),
-    ],
-)
-def test_text_that_forbids_it_is_found_with_its_line(line, said, tmp_path):
+def test_a_refused_script_ends_with_the_reason_and_its_line(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text(f"def f():\n    pass\n\n{line}\n")
-    found = script_lint.check(str(script))
-    assert len(found) == 1
-    assert found[0].startswith("line 4: ")
-    assert said in found[0]
-
-
-def test_text_that_only_looks_alike_is_let_pass(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import horovodish, torchvision_names\nos.environ['KERAS_BACKEND'] = 'tensorflow'\n"
-        "os.environ['PMI_RANK_OF_MINE']\nd['RANK'] = 1\nprint(table['RANK'], os.environ['HOME'])\n"
-        "class Strategy: pass\ns = planner.Strategy()\nh5py.File(path, 'r')\nh5py.File(path)\n"
-        "tf.train.Checkpoint(m=m).restore(p)\nc = tf.train.Checkpoint(m=m)\nc.restore(p)\n"
-        "m.save(p)\ntf.io.gfile.GFile(p).read()\ntf.io.gfile.GFile(p, 'rb').read()\n"
-        "table.get('RANK')\n'RANK' in table\n'HOME' in os.environ\n__import__(name)\n"
-    )
-    assert script_lint.check(str(script)) == []
-
-
-def test_a_refused_text_starts_no_rank_and_names_every_reason(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text("import horovod.keras\nimport torch\n")
+    script.write_text("import keras\nimport horovod.keras\n")
     done = run(script, "--transparent")
     assert done.returncode != 0
-    assert f"{script} cannot be made parallel:\n\n  line 1: imports Horovod" in done.stderr
-    assert "\n  line 2: imports PyTorch" in done.stderr
+    assert f"{script} cannot be made parallel:\n\n  line 2: imports Horovod" in done.stderr
     assert "Traceback" not in done.stderr
-    script.write_text("x = (1,\n")
-    assert "`script` must be a Python script" in run(script, "--transparent").stderr
     script.write_text("print(1)\n")
     assert "be given with `--transparent` only" in run(script, "--seed", 1).stderr
 
@@ -111,6 +49,14 @@ def test_what_shows_when_it_runs_is_refused_on_all_ranks():
         "recurrent": "`in_a_loop` is in a loop or a branch",
         "penalized": "the gradient of a gradient through the batch normalization `twice`",
         "no rows": "its data hold no batches",
+        "mpi4py": "imports mpi4py and so starts or expects its own ranks",
+        "by name": "imports mpi4py and so",
+        "horovod": "imports Horovod and so",
+        "dlguide": "imports dlguide.horovod and so",
+        "torch": "imports PyTorch",
+        "write_file": "writes with `tf.io.write_file`",
+        "strategy": "distributes by itself",
+        "backend": "sets KERAS_BACKEND to 'jax'",
     }
     for name, said in expected.items():
         for rank in (0, 1):
@@ -119,7 +65,7 @@ def test_what_shows_when_it_runs_is_refused_on_all_ranks():
             found = re.match(r".*: refused line (\d+): (.*)", lines[0])
             assert found, lines[0]
             assert said in found[2]
-            if name not in ("loop", "recurrent", "penalized"):
+            if f'"{name}": lambda' in "".join(source):
                 assert f'"{name}": ' in source[int(found[1]) - 1]
 
 
@@ -144,3 +90,4 @@ def test_a_stop_that_one_rank_decides_stops_all():
     done = run(SCRIPTS / "stopping.py", "--transparent", "-n", "2", cwd=SCRIPTS)
     assert done.returncode == 0, done.stderr
     assert 0 < int(re.search(r"batches (\d+)", done.stdout)[1]) < 600
+    assert "alone True" in done.stdout, "a script finds none of the launcher's variables"

@@ -22,6 +22,7 @@ from dlguide.horovod.native import (
     Product,
     Sum,
     global_process_set,
+    missing,
     native,
 )
 from dlguide.horovod.normalization import SyncBatchNormalization
@@ -35,7 +36,7 @@ from dlguide.horovod.ops import (
     grouped_reducescatter,
     reducescatter,
 )
-from dlguide.horovod.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from dlguide.horovod.optimizer import DistributedOptimizer
 from dlguide.horovod.runtime import (
     init,
     init_for_recording,
@@ -45,7 +46,7 @@ from dlguide.horovod.runtime import (
     use_gloo,
 )
 from dlguide.horovod.state import broadcast_global_variables, broadcast_variables, load_model
-from dlguide.horovod.tape import DistributedGradientTape, PartialDistributedGradientTape
+from dlguide.horovod.tape import DistributedGradientTape
 
 # Names that are Horovod's own, unchanged.
 _NATIVE = (
@@ -67,8 +68,6 @@ __all__ = [
     "DistributedOptimizer",
     "Max",
     "Min",
-    "PartialDistributedGradientTape",
-    "PartialDistributedOptimizer",
     "ProcessSet",
     "Product",
     "RanksDifferError",
@@ -101,3 +100,7 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def __getattr__(name: str) -> object:
+    raise missing(__name__, name)

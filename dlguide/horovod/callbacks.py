@@ -7,7 +7,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from dlguide.errors import require, require_count, require_positive
 from dlguide.horovod.guard import (
@@ -17,18 +16,30 @@ from dlguide.horovod.guard import (
     require_alike,
     require_equal_steps,
 )
-from dlguide.horovod.native import Average, Min, communicates, global_process_set, native
+from dlguide.horovod.native import (
+    Average,
+    Min,
+    communicates,
+    global_process_set,
+    missing,
+    native,
+    require_ours,
+)
 from dlguide.horovod.ops import allreduce
-from dlguide.horovod.reduction import GradientReducer, reducers_of, variable_key
+from dlguide.horovod.reduction import GradientReducer, reducers_of
 from dlguide.horovod.state import broadcast_variables, model_state
 
 __all__ = [
-    "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise missing(__name__, name)
+
 
 PLAIN_OPTIMIZER = (
     "The model is compiled with a plain optimizer, so that each rank trains alone: compile it with "
@@ -46,37 +57,21 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     Args:
         root_rank: the rank whose values are sent.
-        device: device for the broadcast; empty leaves it to TensorFlow.
-        local_variables: one variable, or several, that are not broadcast.
         check_every: batches between two comparisons, 0 for never; None takes the environment's
             DLGUIDE_HVD_CHECK_EVERY, or 100.
+        others: options of Horovod that ask for nothing, such as `device=""`.
+
+    Raises:
+        TypeError: when an option is not supported.
     """
 
-    def __init__(
-        self,
-        root_rank: int,
-        device: str = "",
-        local_variables: Any = None,
-        *,
-        check_every: int | None = None,
-    ) -> None:
+    def __init__(self, root_rank: int, *, check_every: int | None = None, **others: Any) -> None:
         super().__init__()
+        require_ours("callbacks.BroadcastGlobalVariablesCallback", others)
         self.root_rank = root_rank
-        self.device = device
         self.check_every = check_interval(check_every)
         self.broadcast_done = False
         self.batches = 0
-        self._local: set = set()
-        kinds = keras.Variable | tf.Variable
-        local = [local_variables] if isinstance(local_variables, kinds) else local_variables or []
-        for variable in local:
-            must = "be variables of Keras or TensorFlow"
-            require(isinstance(variable, kinds), "local_variables", must, variable)
-            self.register_local_var(variable)
-
-    def register_local_var(self, var: Any) -> None:
-        """Leave a variable as it is on each rank."""
-        self._local.add(variable_key(var))
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Refuse ranks with different numbers of batches: the others would wait indefinitely."""
@@ -111,9 +106,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         optimizer = self.model.optimizer
         if optimizer is not None and not optimizer.built and self.model.trainable_variables:
             optimizer.build(self.model.trainable_variables)
-        state = [v for v in model_state(self.model) if variable_key(v) not in self._local]
-        with tf.device(self.device):
-            broadcast_variables(state, self.root_rank)
+        broadcast_variables(model_state(self.model), self.root_rank)
         self.broadcast_done = True
 
     def _reducers(self) -> list[GradientReducer]:
@@ -123,13 +116,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         reducers = self._reducers()
         if any(reducer.process_set.process_set_id for reducer in reducers):
             return  # ranks of several process sets are not meant to be equal
-        variables = [
-            variable
-            for variable in self.model.trainable_variables
-            if variable_key(variable) not in self._local
-            and not any(reducer.is_local(variable) for reducer in reducers)
-        ]
-        check_weights(variables, CHANGED_ELSEWHERE if reducers else PLAIN_OPTIMIZER)
+        cause = CHANGED_ELSEWHERE if reducers else PLAIN_OPTIMIZER
+        check_weights(self.model.trainable_variables, cause)
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
@@ -138,14 +126,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
     Put it before callbacks that read metrics, such as `ReduceLROnPlateau`. In each
     epoch the ranks compare the names of the metrics, then average 8 bytes for each; all ranks have
     the same weight, however many samples they had.
-
-    Args:
-        device: device for the exchange; empty leaves it to TensorFlow.
     """
-
-    def __init__(self, device: str = "") -> None:
-        super().__init__()
-        self.device = device
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Replace the metrics in `logs` by their means over the ranks."""
@@ -154,52 +135,8 @@ class MetricAverageCallback(keras.callbacks.Callback):
         names = sorted(logs)
         require_alike([f"the metric {name!r}" for name in names], "The metrics of an epoch")
         values = np.array([float(logs[name]) for name in names])
-        with tf.device(self.device):
-            means = allreduce(values, f"metrics.{len(names)}", op=Average).numpy()
+        means = allreduce(values, f"metrics.{len(names)}", op=Average).numpy()
         logs.update(zip(names, means.tolist(), strict=True))
-
-
-class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Keep the best model of the training, written by rank 0.
-
-    Put it after `MetricAverageCallback`, so that the best epoch is that of all ranks. The arguments
-    are those of `keras.callbacks.ModelCheckpoint`.
-
-    Args:
-        filepath: the file to write; may be set later as `callback.filepath`.
-    """
-
-    def __init__(
-        self,
-        monitor: str = "val_loss",
-        verbose: int = 0,
-        save_weights_only: bool = False,
-        mode: str = "auto",
-        save_freq: str | int = "epoch",
-        *,
-        filepath: Any = None,
-    ) -> None:
-        suffix = ".weights.h5" if save_weights_only else ".keras"
-        super().__init__(
-            filepath=f"best{suffix}" if filepath is None else filepath,
-            monitor=monitor,
-            verbose=verbose,
-            save_best_only=True,
-            save_weights_only=save_weights_only,
-            mode=mode,
-            save_freq=save_freq,
-        )
-        if filepath is None:
-            self.filepath = None
-
-    def on_train_begin(self, logs: dict | None = None) -> None:
-        """Refuse to train without a file."""
-        then = "Pass `filepath=` or set `callback.filepath`."
-        require(self.filepath is not None, "filepath", "be set before training", None, then)
-
-    def _save_model(self, epoch: int, batch: int | None, logs: dict | None) -> None:
-        if native.rank() == 0:
-            super()._save_model(epoch=epoch, batch=batch, logs=logs)
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):

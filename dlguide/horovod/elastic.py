@@ -27,16 +27,13 @@ import numpy as np
 from horovod.common.exceptions import HostsUpdatedInterrupt
 
 from dlguide.collectives.elastic import Committed
-from dlguide.errors import require, require_count
-from dlguide.horovod.native import native
+from dlguide.errors import require
+from dlguide.horovod.native import missing, native
 from dlguide.horovod.state import broadcast_variables
 
 __all__ = [
-    "CommitStateCallback",
     "KerasState",
     "State",
-    "UpdateBatchStateCallback",
-    "UpdateEpochStateCallback",
     "run",
 ]
 
@@ -206,80 +203,5 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
     return elastic
 
 
-class CommitStateCallback(keras.callbacks.Callback):
-    """Commit the state every so many batches and at the end of each epoch.
-
-    Put it behind the callbacks that update the state.
-
-    Args:
-        batches_per_commit: batches between two commits (count).
-    """
-
-    def __init__(self, state: State, batches_per_commit: int = 1) -> None:
-        super().__init__()
-        self.state = state
-        self.batches_per_commit = require_count(batches_per_commit, "batches_per_commit")
-        self.batches = 0
-
-    def on_train_begin(self, logs: dict | None = None) -> None:
-        """Count from here, so that all ranks commit together."""
-        self.batches = 0
-
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        """Commit when it is time."""
-        self.batches += 1
-        if self.batches % self.batches_per_commit == 0:
-            self.state.commit()
-
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Commit."""
-        self.state.commit()
-
-
-class UpdateBatchStateCallback(keras.callbacks.Callback):
-    """Count in `state.batch` the batches of the epoch that are done; 0 at its end.
-
-    Batches from before a reset count too: give `fit` those of the epoch that are left.
-    """
-
-    def __init__(self, state: State) -> None:
-        super().__init__()
-        self.state = state
-        self.before = 0
-
-    def on_train_begin(self, logs: dict | None = None) -> None:
-        """Count on from what was done before."""
-        self.before = self.state.batch
-
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        """Count a batch."""
-        self.state.batch = self.before + batch + 1
-
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Begin the next epoch."""
-        self.before = self.state.batch = 0
-
-
-class UpdateEpochStateCallback(keras.callbacks.Callback):
-    """Count in `state.epoch` the epochs that are done, those before a reset included.
-
-    Keras counts from `initial_epoch`, which is 0 unless `fit` gets another one.
-    """
-
-    def __init__(self, state: State) -> None:
-        super().__init__()
-        self.state = state
-        self.first: int | None = None
-
-    def on_train_begin(self, logs: dict | None = None) -> None:
-        """Count on from what was done before."""
-        self.first = None
-
-    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Note with which number Keras begins."""
-        if self.first is None:
-            self.first = self.state.epoch - epoch
-
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Count an epoch."""
-        self.state.epoch = self.first + epoch + 1
+def __getattr__(name: str) -> Any:
+    raise missing(__name__, name)

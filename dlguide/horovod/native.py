@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 
 from dlguide.errors import MissingComponentError
@@ -35,7 +37,9 @@ __all__ = [
     "communicates",
     "global_process_set",
     "members",
+    "missing",
     "native",
+    "require_ours",
     "require_ready",
 ]
 
@@ -47,6 +51,44 @@ Average, Sum, Adasum = native.Average, native.Sum, native.Adasum
 Min, Max, Product = native.Min, native.Max, native.Product
 _OPS = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
 NAMES = {getattr(native, name): name for name in _OPS}
+
+_LOCAL = "give the layers that a rank trains alone a plain optimizer of their own"
+_DEVICE = "put `with tf.device(...):` around the call"
+# Options and names of Horovod that are not here: the values that ask for nothing, and what to use.
+INSTEAD = {
+    "average_aggregated_gradients": ((False, True), "Keras' accumulation gives the mean"),
+    "backward_passes_per_step": ((1,), "give the Keras optimizer `gradient_accumulation_steps=`"),
+    "custom_optimizers": ((None,), "pass `custom_objects={'Name': Class}`"),
+    "device": (("",), _DEVICE),
+    "device_dense": (("",), _DEVICE),
+    "device_sparse": (("",), _DEVICE),
+    "gradient_predivide_factor": ((1.0,), "leave it out, the mean is the same up to rounding"),
+    "legacy_opts": ((False,), "leave it out, Keras 3 has no legacy optimizers"),
+    "local_variables": ((None,), "pass those that are to be equal to `hvd.broadcast_variables`"),
+    "num_groups": ((0,), "it is called `groups`"),
+    "scale_local_gradients": ((True,), _LOCAL),
+    "BestModelCheckpoint": ((), "`keras.callbacks.ModelCheckpoint(save_best_only=True)` on rank 0"),
+    "CommitStateCallback": ((), "`state.commit()` in a `keras.callbacks.LambdaCallback`"),
+    "PartialDistributedGradientTape": ((), _LOCAL),
+    "PartialDistributedOptimizer": ((), _LOCAL),
+    "UpdateBatchStateCallback": ((), "set `state.batch` in a `keras.callbacks.LambdaCallback`"),
+    "UpdateEpochStateCallback": ((), "set `state.epoch` in a `keras.callbacks.LambdaCallback`"),
+}
+
+
+def require_ours(function: str, options: dict[str, Any]) -> None:
+    """Refuse options that a function does not have, with what to use for those of Horovod."""
+    for name, value in options.items():
+        nothing, instead = INSTEAD.get(name, ((), ""))
+        if value not in nothing:
+            then = f": {instead}" if instead else ""
+            raise TypeError(f"`hvd.{function}` has no option `{name}`, got {value!r}{then}.")
+
+
+def missing(module: str, name: str) -> AttributeError:
+    """Return the error for a name that a module does not have, with what to use instead."""
+    then = f": {INSTEAD[name][1]}" if name in INSTEAD else ""
+    return AttributeError(f"module {module!r} has no attribute {name!r}{then}.")
 
 
 def members(process_set: ProcessSet) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -12,7 +11,7 @@ from keras.src import api_export
 from keras.src.callbacks.callback_list import CallbackList
 from keras.src.saving import object_registration
 
-from dlguide.errors import require, require_count
+from dlguide.errors import require
 from dlguide.horovod.guard import check_interval, require_equal_steps
 from dlguide.horovod.native import (
     Average,
@@ -22,6 +21,7 @@ from dlguide.horovod.native import (
     Sum,
     communicates,
     global_process_set,
+    require_ours,
 )
 from dlguide.horovod.ops import allreduce
 from dlguide.horovod.reduction import GradientReducer, reducers_of
@@ -30,20 +30,14 @@ from dlguide.horovod.reduction import GradientReducer, reducers_of
 def DistributedOptimizer(
     optimizer: keras.optimizers.Optimizer,
     name: str | None = None,
-    device_dense: str = "",
-    device_sparse: str = "",
+    *,
     compression: Any = Compression.none,
     sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
     op: int = Average,
-    backward_passes_per_step: int = 1,
-    average_aggregated_gradients: bool = False,
-    num_groups: int = 0,
-    groups: int | Sequence[Sequence[Any]] | None = None,
+    groups: int | None = None,
     process_set: ProcessSet = global_process_set,
-    scale_local_gradients: bool = True,
-    *,
     check_every: int | None = None,
+    **others: Any,
 ) -> keras.optimizers.Optimizer:
     """Make an optimizer average the gradients of all ranks before it applies them.
 
@@ -51,103 +45,56 @@ def DistributedOptimizer(
 
     The optimizer itself becomes distributed and is returned; it keeps its state, stays an instance
     of its class and is saved as the plain optimizer, so that a saved model opens with Horovod and
-    without. Clipping, moving averages and Keras' own gradient accumulation work on the averaged
-    gradients. All ranks must apply equally often. Adasum, which combines updates rather than
-    gradients, is not supported, nor is XLA (`jit_compile=True`), for which Horovod has no kernels.
+    without. Clipping and moving averages work on the averaged gradients; with
+    `gradient_accumulation_steps` the ranks exchange once an update. All ranks must apply equally
+    often. Adasum, which combines updates rather than gradients, is not supported, nor is XLA
+    (`jit_compile=True`), for which Horovod has no kernels.
 
-    With a `LossScaleOptimizer` a rank's gradients are its part of the mean over all ranks, and all
-    ranks skip a step together when those of one overflow. In half precision parts can overflow
-    whose sum does not, and the other way round: now and then the ranks skip another step than one
-    process with the whole batch.
+    With a `LossScaleOptimizer` all ranks skip a step together when the gradients of one overflow.
+    In half precision those of a rank's part of a batch can overflow where those of the whole do
+    not, and the other way round: now and then the ranks skip another step than one process.
 
     Args:
         optimizer: any Keras 3 optimizer, built or not.
         name: prefix of the operators' names, as stall messages and the timeline show them.
-        device_dense: device for the exchange of tensors; empty leaves it to TensorFlow.
-        device_sparse: device for the exchange of `tf.IndexedSlices`.
         compression: `Compression.none`, `Compression.fp16`, or a compressor made for this training
             by `dlguide.parallel.compression`.
         sparse_as_dense: convert sparse gradients (of embeddings) to dense ones first.
-        gradient_predivide_factor: divide by it before the sum, and by p / factor after.
         op: Average or Sum.
-        backward_passes_per_step: exchange and apply once in this many calls; each rank adds up
-            the gradients of the calls between. `iterations` counts calls.
-        average_aggregated_gradients: divide these sums by `backward_passes_per_step`.
-        num_groups: deprecated form of `groups`.
         groups: None sends all gradients of a dtype as one group; a count splits them into this
-            many; lists of variables name the groups (each other variable is a group).
+            many.
         process_set: the ranks that average; others apply their own gradients.
-        scale_local_gradients: divide the gradients of local variables by p.
         check_every: updates between two checks that all ranks hold equal weights, 0 for never;
             None takes the environment's DLGUIDE_HVD_CHECK_EVERY, or 100.
+        others: options of Horovod that ask for nothing, such as `backward_passes_per_step=1`.
 
     Returns:
         keras.optimizers.Optimizer: `optimizer`.
 
     Raises:
-        TypeError: when it is no Keras optimizer.
+        TypeError: when it is no Keras optimizer, or an option is not supported.
         ValueError: when an argument is out of range, or the optimizer is distributed already.
     """
-    passes = require_count(backward_passes_per_step, "backward_passes_per_step")
-    _require_optimizer(optimizer, op, passes, compression)
+    require_ours("DistributedOptimizer", others)
+    _require_optimizer(optimizer, op, compression)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
     reducer = GradientReducer(
         name or f"Distributed{type(optimizer).__name__}",
         op=op,
         compression=compression,
         sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
         groups=groups,
-        num_groups=num_groups,
         process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-        backward_passes_per_step=passes,
+        passes=inner.gradient_accumulation_steps or 1,
         check_every=check_interval(check_every),
-        key=optimizer._var_key,
     )
-    distributed = _distributed_class(type(optimizer), reducer, average_aggregated_gradients)
+    distributed = _distributed_class(type(optimizer), reducer)
     object.__setattr__(optimizer, "__class__", distributed)
     distributed._set_reducer(optimizer, reducer)
     return optimizer
 
 
-def PartialDistributedOptimizer(
-    optimizer: keras.optimizers.Optimizer,
-    *args: Any,
-    local_layers: keras.Layer | Sequence[keras.Layer] | None = None,
-    **options: Any,
-) -> keras.optimizers.Optimizer:
-    """Make an optimizer average the gradients of all layers but the local ones.
-
-    A local layer is trained on its rank's own data alone, as in model parallelism.
-
-    Args:
-        local_layers: one built layer, or several, whose gradients stay on their rank.
-        options: those of `DistributedOptimizer`.
-
-    Returns:
-        keras.optimizers.Optimizer: `optimizer`.
-
-    Raises:
-        ValueError: when `local_layers` are no layers.
-    """
-    variables = trainable_of(local_layers)
-    DistributedOptimizer(optimizer, *args, **options)
-    for variable in variables:
-        optimizer.register_local_var(variable)
-    return optimizer
-
-
-def trainable_of(layers: keras.Layer | Sequence[keras.Layer] | None) -> list[Any]:
-    """Return the trainable weights of local layers."""
-    listed = [layers] if isinstance(layers, keras.Layer) else list(layers or [])
-    are_layers = all(isinstance(layer, keras.Layer) for layer in listed)
-    require(are_layers, "local_layers", "be Keras layers", layers)
-    return [variable for layer in listed for variable in layer.trainable_weights]
-
-
-def _require_optimizer(optimizer: Any, op: int, passes: int, compression: Any) -> None:
+def _require_optimizer(optimizer: Any, op: int, compression: Any) -> None:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(
             "`optimizer` must be an optimizer of Keras 3, such as `keras.optimizers.SGD(0.1)`, "
@@ -162,13 +109,6 @@ def _require_optimizer(optimizer: Any, op: int, passes: int, compression: Any) -
     )
     then = "Adasum, Min, Max and Product work in `hvd.allreduce`."
     require(op in (Average, Sum), "op", "be Average or Sum", op, then)
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    require(
-        passes == 1 or not inner.gradient_accumulation_steps,
-        "backward_passes_per_step",
-        "be 1 for an optimizer with `gradient_accumulation_steps`",
-        passes,
-    )
     scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     require(
         not (scaled and getattr(compression, "keeps_errors", False)),
@@ -187,7 +127,7 @@ class CallableList(list):
         return self
 
 
-def _distributed_class(base: type, template: GradientReducer, average_passes: bool) -> type:
+def _distributed_class(base: type, template: GradientReducer) -> type:
     """Make a subclass of an optimizer's class that exchanges gradients like `template`."""
 
     class _Distributed(base):
@@ -198,8 +138,6 @@ def _distributed_class(base: type, template: GradientReducer, average_passes: bo
         def _set_reducer(self, reducer: GradientReducer) -> None:
             # Past Keras, which would take them for state of the optimizer.
             object.__setattr__(self, "_reducer", reducer)
-            sums = _PassSums(reducer.passes, average_passes) if reducer.passes > 1 else None
-            object.__setattr__(self, "_agg_helper", sums)  # Horovod's name for it
 
         def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
             given = trainable_variables
@@ -207,15 +145,9 @@ def _distributed_class(base: type, template: GradientReducer, average_passes: bo
             if not grads or len(grads) != len(variables):
                 return super().apply(grads, trainable_variables)  # raises with the reason
             grads = self._reducer.prepare(list(grads), variables)
-            if self._agg_helper is not None:
-                return self._agg_helper.apply(self, super().apply, grads, variables)
             if _accumulates(self, variables):
                 return super().apply(_reduce_accumulated(self, grads, variables), variables)
             return super().apply(self._reducer.reduce(grads, variables), variables)
-
-        def register_local_var(self, var: Any) -> None:
-            """Keep the gradients of a variable on their rank."""
-            self._reducer.local.add(self._var_key(var))
 
         @property
         def variables(self) -> CallableList:
@@ -227,7 +159,7 @@ def _distributed_class(base: type, template: GradientReducer, average_passes: bo
 
         def __dir__(self) -> list[str]:
             # The names of the plain optimizer: Keras compares them when it (de)serializes.
-            own = {"_reducer", "_set_reducer", "_agg_helper", "register_local_var", "process_set"}
+            own = {"_reducer", "_set_reducer", "process_set"}
             return [name for name in super().__dir__() if name not in own]
 
     _Distributed.__name__, _Distributed.__qualname__ = base.__name__, base.__qualname__
@@ -237,64 +169,6 @@ def _distributed_class(base: type, template: GradientReducer, average_passes: bo
         if base in names:
             names[_Distributed] = names[base]
     return _Distributed
-
-
-class _PassSums:
-    """Gradients of `counter` backward passes, added up on this rank alone."""
-
-    def __init__(self, passes: int, average: bool) -> None:
-        self.passes, self.average = passes, average
-        self.counter: tf.Variable | None = None
-        self.buffers: list[tf.Variable | None] = []
-
-    def apply(
-        self, optimizer: Any, apply: Callable[..., Any], grads: list[Any], variables: list[Any]
-    ) -> None:
-        """Add the gradients of one pass; exchange and apply the sums after the last pass."""
-        reducer = optimizer._reducer
-        require(
-            reducer.sparse_as_dense or not any(isinstance(g, tf.IndexedSlices) for g in grads),
-            "sparse_as_dense",
-            "be True when gradients are sparse and `backward_passes_per_step` is above 1",
-            reducer.sparse_as_dense,
-        )
-        self._add([None if grad is None else tf.convert_to_tensor(grad) for grad in grads])
-
-        def update() -> tf.Tensor:
-            sums = reducer.reduce(self._take(), variables)
-            if self.average:
-                sums = [None if s is None else s / tf.cast(self.passes, s.dtype) for s in sums]
-            apply(sums, variables)
-            return tf.constant(True)
-
-        def wait() -> tf.Tensor:
-            optimizer.iterations.assign_add(1)
-            return tf.constant(False)
-
-        _build(optimizer, variables)
-        tf.cond(self.counter == self.passes, update, wait)
-
-    def _add(self, grads: Sequence[Any]) -> None:
-        if self.counter is None:
-            with tf.init_scope():
-                self.counter = tf.Variable(0, trainable=False)
-                self.buffers = [
-                    None if g is None else tf.Variable(tf.zeros(g.shape, g.dtype), trainable=False)
-                    for g in grads
-                ]
-        for buffer, grad in zip(self.buffers, grads, strict=True):
-            if buffer is not None:
-                buffer.assign_add(grad)
-        self.counter.assign_add(1)
-
-    def _take(self) -> list[Any]:
-        """Return the sums and start again from zero."""
-        sums = [None if buffer is None else buffer.read_value() for buffer in self.buffers]
-        for buffer in self.buffers:
-            if buffer is not None:
-                buffer.assign(tf.zeros_like(buffer))
-        self.counter.assign(0)
-        return sums
 
 
 def _accumulates(optimizer: Any, variables: list[Any]) -> bool:
@@ -346,21 +220,15 @@ def _build(optimizer: Any, variables: list[Any]) -> None:
 
 
 def agree_on_overflow() -> None:
-    """Make `LossScaleOptimizer` scale a rank's part of the loss, and ask all ranks for overflows.
+    """Make `LossScaleOptimizer` ask all ranks for overflows.
 
     It decides from the gradients it is given whether to apply them. Around a distributed optimizer
     these are still each rank's own: one rank would skip the step while the others wait for it.
     (Keras adds a loss scale by itself with the policy `mixed_float16`.)
     """
     plain = keras.optimizers.LossScaleOptimizer.check_finite
-    plain_scale = keras.optimizers.LossScaleOptimizer.scale_loss
     if getattr(plain, "asks_all_ranks", False):
         return
-
-    def scale_loss(self: Any, loss: Any) -> Any:
-        for reducer in reducers_of(self):
-            loss = reducer.part_of_mean(loss)
-        return plain_scale(self, loss)
 
     def check_finite(self: Any, grads: list[Any]) -> Any:
         finite = plain(self, grads)
@@ -377,7 +245,6 @@ def agree_on_overflow() -> None:
 
     check_finite.asks_all_ranks = True
     keras.optimizers.LossScaleOptimizer.check_finite = check_finite
-    keras.optimizers.LossScaleOptimizer.scale_loss = scale_loss
 
 
 def compare_steps() -> None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
-import json
-import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import h5py
 import keras
-import numpy as np
 import tensorflow as tf
-from keras.src.legacy.saving import legacy_h5_format
 
 from dlguide.errors import require
 from dlguide.horovod.guard import require_alike
-from dlguide.horovod.native import Compression, ProcessSet, communicates, global_process_set
+from dlguide.horovod.native import (
+    Compression,
+    ProcessSet,
+    communicates,
+    global_process_set,
+    require_ours,
+)
 from dlguide.horovod.ops import broadcast, require_root
 from dlguide.horovod.optimizer import DistributedOptimizer
 from dlguide.horovod.reduction import reducers_of
@@ -109,10 +110,9 @@ def _tf_variable(variable: Any) -> Any:
 
 def load_model(
     filepath: Any,
-    custom_optimizers: list[type] | None = None,
     custom_objects: dict[str, Any] | None = None,
-    compression: type = Compression.none,
-    legacy_opts: bool = False,
+    compression: Any = Compression.none,
+    **others: Any,
 ) -> keras.Model:
     """Open a saved model with its optimizer, state included, made distributed.
 
@@ -121,81 +121,24 @@ def load_model(
     distributed optimizer or a plain one.
 
     Args:
-        filepath: a `.keras` or `.h5` file.
-        custom_optimizers: your own optimizer classes that the file may name.
-        custom_objects: names and classes or functions that the file may name; under the name of
-            the optimizer's class also a function that makes one, as in Horovod.
-        compression: `Compression.none` or `Compression.fp16`, for the optimizer.
-        legacy_opts: must be False: Keras 3 has no legacy optimizers.
+        filepath: a `.keras` file.
+        custom_objects: names and classes or functions that the file may name.
+        compression: as in `DistributedOptimizer`.
+        others: options of Horovod that ask for nothing, such as `legacy_opts=False`.
 
     Returns:
         keras.Model: the model; without an optimizer when it was saved without.
 
     Raises:
-        ValueError: for `legacy_opts=True`.
+        TypeError: when an option is not supported.
+        ValueError: for an HDF5 file, from which Keras 3 loads no state of the optimizer.
     """
-    if legacy_opts:
-        raise ValueError("`legacy_opts` must be False: Keras 3 has no legacy optimizers.")
-    objects = {cls.__name__: cls for cls in custom_optimizers or []} | (custom_objects or {})
-    for name in set(_classes(_saved_optimizer(filepath))) & objects.keys():
-        if inspect.isfunction(objects[name]):
-            objects[name] = _class_of(objects[name])
-    model = keras.models.load_model(filepath, custom_objects=objects)
+    require_ours("load_model", others)
+    must = "be a `.keras` file: Keras 3 loads no state of an optimizer from HDF5"
+    then = "Open it with `keras.models.load_model` and compile it anew."
+    require(not h5py.is_hdf5(filepath), "filepath", must, filepath, then)
+    model = keras.models.load_model(filepath, custom_objects=custom_objects)
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is None:
-        return model
-    if h5py.is_hdf5(filepath):
-        optimizer = model.optimizer = _with_state(optimizer, model, filepath)
-    if not reducers_of(optimizer):
+    if optimizer is not None and not reducers_of(optimizer):
         DistributedOptimizer(optimizer, compression=compression)
     return model
-
-
-def _saved_optimizer(filepath: Any) -> Any:
-    """Return the configuration of the optimizer that a model was saved with; empty if none."""
-    if zipfile.is_zipfile(filepath):
-        with zipfile.ZipFile(filepath) as archive:
-            config = json.loads(archive.read("config.json"))
-        return (config.get("compile_config") or {}).get("optimizer") or {}
-    if h5py.is_hdf5(filepath):
-        with h5py.File(filepath) as file:
-            return json.loads(file.attrs.get("training_config", "{}")).get("optimizer_config") or {}
-    return {}
-
-
-def _classes(config: Any) -> Iterator[str]:
-    """Yield the names of the classes in a configuration, nested ones too."""
-    if isinstance(config, dict):
-        yield from (config[key] for key in ("class_name", "registered_name") if config.get(key))
-        for value in config.values():
-            yield from _classes(value)
-
-
-def _class_of(make: Callable[..., Any]) -> type:
-    """Return what Keras accepts as a class: a function it would pass on without calling it."""
-
-    class Made:
-        @staticmethod
-        def from_config(config: dict[str, Any]) -> Any:
-            nested = {key: value for key, value in config.items() if isinstance(value, dict)}
-            made = map(keras.saving.deserialize_keras_object, nested.values())
-            return make(**config | dict(zip(nested, made, strict=True)))
-
-    return Made
-
-
-def _with_state(optimizer: Any, model: keras.Model, filepath: Any) -> Any:
-    """Return an optimizer with the state in an `.h5` file, which Keras 3 does not load.
-
-    Keras builds the optimizer for the weights that the model itself owns, not for those of its
-    layers: none, for most models, and an optimizer built for no weights cannot train.
-    """
-    with h5py.File(filepath) as file:
-        if "optimizer_weights" not in file:
-            return optimizer
-        stored = legacy_h5_format.load_optimizer_weights_from_hdf5_group(file)
-        state = [np.asarray(values) for values in stored]
-    whole = type(optimizer).from_config(optimizer.get_config())
-    whole.build(model.trainable_variables)
-    whole.set_weights(state)
-    return whole

@@ -1,5 +1,7 @@
 """One thing after another that cannot be shared among ranks; each must be refused by all."""
 
+import importlib
+import os
 import sys
 
 import keras
@@ -77,6 +79,32 @@ def penalized():
     made.fit(x, y, batch_size=8, verbose=0)
 
 
+def own_ranks():
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD
+
+
+def distributed():
+    from dlguide import horovod
+
+    return horovod
+
+
+def strategy():
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        made = model()
+    made.fit(x, y, verbose=0)
+
+
+def backend():
+    os.environ["KERAS_BACKEND"] = "jax"
+    try:
+        model().fit(x, y, verbose=0)
+    finally:
+        del os.environ["KERAS_BACKEND"]
+
+
 attempts = {
     "loop": loop,
     "train_on_batch": lambda: model().train_on_batch(x, y),
@@ -99,6 +127,14 @@ attempts = {
     "other validation data": lambda: model().evaluate(OWN.permutation(x), y, verbose=0),
     "recurrent": recurrent,
     "penalized": penalized,
+    "mpi4py": own_ranks,
+    "by name": lambda: importlib.import_module("mpi4py.MPI"),
+    "horovod": lambda: __import__("horovod.tensorflow"),
+    "dlguide": distributed,
+    "torch": lambda: __import__("torch"),
+    "write_file": lambda: tf.io.write_file("nowhere", "text"),
+    "strategy": strategy,
+    "backend": backend,
     "no rows": lambda: model().fit(tf.data.Dataset.range(5), verbose=0),
 }
 for name, attempt in attempts.items():

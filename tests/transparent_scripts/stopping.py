@@ -3,6 +3,8 @@
 import keras
 import numpy as np
 
+from dlguide.measure import launched
+
 random = np.random.default_rng(3)
 x = random.normal(size=(200, 4)).astype("float32")
 y = x.sum(1, keepdims=True)
@@ -20,3 +22,4 @@ def stop(batch, logs):
 stopping = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
 model.fit(x, y, batch_size=10, epochs=30, verbose=0, callbacks=[stopping])
 print("batches", len(seen))
+print("alone", launched() == (0, 1))

@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import builtins
 import functools
+import importlib
 import io
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -29,6 +31,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
 import tensorflow as tf
 from keras.src.saving import saving_api
@@ -49,6 +52,18 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 CACHES = (".cache", ".config", ".keras", ".local", ".matplotlib", ".nv", ".triton")
 # Python's audit events that change a file system, and how many of their arguments are paths.
 CHANGING = {"os.remove": 1, "os.rmdir": 1, "os.truncate": 1, "os.rename": 2}
+OWN_RANKS = "starts or expects its own ranks: use `dlguide run` without `--transparent`"
+FORBIDDEN = {
+    "mpi4py": f"imports mpi4py and so {OWN_RANKS}",
+    "horovod": f"imports Horovod and so {OWN_RANKS}",
+    "dlguide.horovod": f"imports dlguide.horovod and so {OWN_RANKS}",
+    "torch": "imports PyTorch, and only Keras on TensorFlow can be made parallel",
+}
+RANK_VARIABLE = re.compile(
+    r"(PMI|PMIX|OMPI|MPI|MV2|SLURM|HOROVOD|PALS)_(COMM_WORLD_|TASK_)?"
+    r"(LOCAL_|NODE_)?(RANK|SIZE|PROCID|LOCALID|NTASKS|LOCALRANKID|LOCALNRANKS)"
+    r"|RANK|LOCAL_RANK|WORLD_SIZE"
+)
 
 
 def start(script: str, folder: Path, seed: int) -> Session:
@@ -67,8 +82,11 @@ def start(script: str, folder: Path, seed: int) -> Session:
     keras.utils.set_random_seed(seed)
     patches.install(session)
     normalization.install(session)
+    _refuse_imports(session)
     _refuse_checkpoints(session)
     _fetch_in_turn(session)
+    for name in filter(RANK_VARIABLE.fullmatch, list(os.environ)):
+        del os.environ[name]  # the script finds what one process finds
     if session.rank > 0:
         enter_scratch_folder(session)
     session.report.change("files", 0, "written by rank 0; other ranks write into temporary folders")
@@ -89,6 +107,22 @@ def finish(session: Session) -> None:
     if session.rank == 0:
         with atomic_write(session.folder / REPORT) as file:
             json.dump(session.report.record(), file)
+
+
+def _refuse_imports(session: Session) -> None:
+    """Refuse what the script, not a library, imports to run on ranks by itself."""
+
+    def load(plain: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        if sys._getframe(2).f_code.co_filename == session.script:
+            parts = args[2] if len(args) > 2 and args[2] else ()
+            for wanted in (name, *(f"{name}.{part}" for part in parts)):
+                for module, why in FORBIDDEN.items():
+                    if f"{wanted}.".startswith(f"{module}."):
+                        session.refuse(why)
+        return plain(name, *args, **kwargs)
+
+    replaces(builtins, "__import__")(load)
+    replaces(importlib, "import_module")(load)
 
 
 def enter_scratch_folder(session: Session) -> None:
@@ -219,7 +253,7 @@ def _check_path(session: Session, path: Any, flags: int | None) -> None:
 
 
 def _check_saved(check: Callable[[Any, int], None]) -> None:
-    """Check the paths of what Keras writes past Python's `open`: HDF5 and TensorFlow's files."""
+    """Check the paths of what is written past Python's `open`: HDF5 and TensorFlow's files."""
 
     def checked(owner: Any, name: str, path_of: Callable[..., Any]) -> Any:
         @replaces(owner, name)
@@ -229,23 +263,37 @@ def _check_saved(check: Callable[[Any, int], None]) -> None:
 
         return call
 
-    def second(_model: Any, filepath: Any = None, *_: Any, **kwargs: Any) -> Any:
-        return filepath
+    def first(path: Any = None, *_: Any, **kwargs: Any) -> Any:
+        return kwargs.get("logdir", path)
+
+    def second(_owner: Any, path: Any = None, *_: Any, **kwargs: Any) -> Any:
+        return kwargs.get("filepath", kwargs.get("export_dir", kwargs.get("path", path)))
+
+    def opened(_file: Any, name: Any, mode: str = "r", *_: Any, **__: Any) -> Any:
+        return name if set(mode) & set("wax+") else None
 
     save = checked(saving_api, "save_model", second)
     keras.saving.save_model = keras.models.save_model = save
     checked(saving_api, "save_weights", second)
     checked(keras.Model, "export", second)
     checked(keras.callbacks.TensorBoard, "set_model", lambda callback, *_: callback.log_dir)
+    checked(tf.saved_model, "save", second)
+    checked(tf.io.TFRecordWriter, "__init__", second)
+    checked(tf.summary, "create_file_writer", first)
+    checked(h5py.File, "__init__", opened)
+    checked(tf.io.gfile.GFile, "__init__", opened)
 
 
 def _refuse_checkpoints(session: Session) -> None:
-    """Refuse TensorFlow's checkpoints, which are written past Python's `open`."""
-
-    for kind, method in (("Checkpoint", "save"), ("Checkpoint", "write"),
-                         ("CheckpointManager", "save")):  # fmt: skip
-        why = f"writes with `tf.train.{kind}`, which every rank would do"
-        setattr(getattr(tf.train, kind), method, lambda *_, why=why, **__: session.refuse(why))
+    """Refuse TensorFlow's checkpoints and files, whose paths are known only in its graph."""
+    for owner, name, method in (
+        (tf.train.Checkpoint, "tf.train.Checkpoint", "save"),
+        (tf.train.Checkpoint, "tf.train.Checkpoint", "write"),
+        (tf.train.CheckpointManager, "tf.train.CheckpointManager", "save"),
+        (tf.io, "tf.io.write_file", "write_file"),
+    ):
+        why = f"writes with `{name}`, which every rank would do"
+        setattr(owner, method, lambda *_, why=why, **__: session.refuse(why))
 
 
 def _fetch_in_turn(session: Session) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from typing import Any
 
 import keras
@@ -271,6 +272,12 @@ def check_model(session: Session, model: Any) -> None:
     for method in ("make_train_function", "make_test_function"):
         if getattr(type(model), method) is not getattr(Trainer, method):
             session.refuse(f"`{name}` makes its own training loop in `{method}`")
+    backend_name = os.environ.get("KERAS_BACKEND", "tensorflow")
+    if backend_name != "tensorflow":
+        session.refuse(f"sets KERAS_BACKEND to {backend_name!r}: only TensorFlow can be parallel")
+    strategy = model._distribute_strategy is not None or tf.distribute.has_strategy()
+    if strategy or keras.distribution.distribution() is not None:
+        session.refuse("distributes by itself, with `tf.distribute` or `keras.distribution`")
     _report_limits(session, model)
     losses = keras.tree.flatten(getattr(model, "_user_loss", None) or getattr(model, "loss", None))
     for loss in losses:
