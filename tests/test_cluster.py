@@ -21,7 +21,7 @@ from interruptible import default_interrupt
 from lanes import RANKS, long
 
 from dlcourse import box
-from dlguide.cluster import Cluster, processes
+from dlguide.cluster import Cluster, RankError, processes
 from dlguide.cluster.environment import find_mpiexec
 from dlguide.cluster.rank import NEW_OBJECTS
 from dlguide.errors import MissingComponentError
@@ -127,6 +127,16 @@ def test_a_function_that_asks_for_comm_gets_that_of_the_ranks_which_take_part(cl
     order = [ranks - 1, 0][:ranks]
     last_pid = cluster.engines[ranks - 1]["pid"]
     assert cluster.run_on(order, lambda comm: comm.bcast(os.getpid())) == [last_pid] * len(order)
+
+
+def test_a_call_within_a_call_is_refused_and_exceptions_have_their_type(cluster):
+    with pytest.raises(RuntimeError, match=r"`Cluster\.run` was called while a call on the same"):
+        cluster.map(str, range(3), on_result=lambda result: cluster.run(str, 1))
+    with pytest.raises(RankError) as caught:
+        cluster.run(open, "/no/such file")
+    assert caught.value.exceptions[cluster.ranks - 1].type == "FileNotFoundError"
+    assert "/no/such file" in caught.value.exceptions[0].message
+    assert cluster.run(str, 1) == ["1"] * cluster.ranks
 
 
 def test_large_arguments_go_through_one_file_that_does_not_stay(cluster):

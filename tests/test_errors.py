@@ -35,12 +35,18 @@ def test_tensorflow_stack_before_the_reason_is_left_out():
 def test_the_first_fault_leads_and_its_consequences_follow():
     outcomes = {
         0: {"phase": "raised", "error": "Internal: Horovod has been shut down", "traceback": "T0"},
-        1: {"phase": "raised", "error": "ValueError: bad batch", "traceback": "T1"},
+        1: {
+            "phase": "raised",
+            "error": "ValueError: bad batch",
+            "traceback": "T1",
+            "exception": ["ValueError", "bad batch"],
+        },
         2: {"phase": "returned", "value": 3},
     }
     error = errors.failed(outcomes)
     assert str(error).startswith("rank 1 raised ValueError: bad batch\n")
     assert (error.kind, error.ranks) == ("raised", (1, 0))
+    assert (error.exceptions[1].type, error.exceptions[1].message) == ("ValueError", "bad batch")
     assert error.detail.index("T1") < error.detail.index("T0")
     assert error._render_traceback_()[0] == "RankError: rank 1 raised ValueError: bad batch"
 
@@ -111,6 +117,17 @@ def test_a_main_thread_in_c_code_stands_still_and_one_in_python_moves(monitor, t
             sum(range(100))
     assert seen[0] > 0.8
     assert min(seen[1:]) < 0.8
+
+
+def test_stall_warnings_are_read_after_bytes_that_are_no_text(tmp_path):
+    log = tmp_path / "log"
+    log.write_bytes(b"\xff" * 70 + b"\n")
+    stalls = supervision.StallWarnings(log)
+    stalls.read(1.0)
+    with log.open("ab") as file:
+        file.write(b"Missing ranks:\n1: [grad.0, grad.1]\n")
+    stalls.read(2.0)
+    assert stalls.current(2.0) == {1: ("grad.0", "grad.1")}
 
 
 def test_deaths_are_seen_where_the_system_has_no_handles_of_processes(monkeypatch, tmp_path):

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlguide.cluster.mpi import advice
 from dlguide.cluster.rank import log_path
@@ -23,6 +23,13 @@ GRAPH_STACK = re.compile(r"Detected at node [^\n]*\n(?:[ \t]*\n|[ \t]+File [^\n]
 ABORT = re.compile(r"^Abort\(-?\d+\) on node \d+ .*", re.MULTILINE)
 
 
+class RaisedException(NamedTuple):
+    """The name of the class and the text of an exception on a rank."""
+
+    type: str
+    message: str
+
+
 class RankError(RuntimeError):
     """One or more ranks failed, left early, or can never continue.
 
@@ -33,6 +40,8 @@ class RankError(RuntimeError):
             cannot be made parallel.
         ranks: the failed ranks (indices); none for "refused".
         detail: tracebacks, or what each rank was doing.
+        exceptions: for each rank that raised the `type` (name of the class) and `message` of its
+            exception.
     """
 
     def __init__(self, kind: str, ranks: Sequence[int], message: str, detail: str = "") -> None:
@@ -40,6 +49,7 @@ class RankError(RuntimeError):
         self.kind = kind
         self.ranks = tuple(ranks)
         self.detail = detail
+        self.exceptions: dict[int, RaisedException] = {}
 
     def _render_traceback_(self) -> list[str]:
         """Show the text without the launcher's frames in a notebook."""
@@ -119,4 +129,7 @@ def failed(outcomes: Mapping[int, Mapping[str, Any]]) -> RankError:
         )
     stacks = {rank: GRAPH_STACK.sub("", bad[rank]["traceback"]) for rank in order}
     detail = "\n".join(f"--- rank {rank} ---\n{stack}" for rank, stack in stacks.items())
-    return RankError(first["phase"], order, message, detail)
+    error = RankError(first["phase"], order, message, detail)
+    raised = {rank: bad[rank]["exception"] for rank in order if "exception" in bad[rank]}
+    error.exceptions = {rank: RaisedException(*facts) for rank, facts in raised.items()}
+    return error

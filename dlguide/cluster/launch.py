@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -83,6 +84,7 @@ class Cluster:
     """
 
     mpi: Mpi | None = None
+    calling = 0  # the thread whose call goes on
     cell = -1  # the execution count of the notebook's cell that made this cluster
     stopped_means = "stopped"
 
@@ -329,17 +331,29 @@ class Cluster:
     @contextmanager
     def free(self) -> Iterator[None]:
         """Start the ranks if they are stopped, and keep other notebooks from using them."""
-        if self.client is None or self._has_lost_ranks():
-            self.restart()
-        lock = FileLock(self.folder / "in-use.lock")
-        try:
-            lock.acquire(timeout=PATIENCE_S)
-        except Timeout:
-            print("Another notebook or script computes on these ranks; waiting for its end.")
-            lock.acquire()
+        if self.calling == threading.get_ident():
+            raise RuntimeError(
+                "`Cluster.run` was called while a call on the same ranks goes on, such as in "
+                "`on_result`. Collect the results first, or use a second cluster."
+            )
+        while True:
+            if self.client is None or self._has_lost_ranks():
+                self.restart()
+            lock = FileLock(self.folder / "in-use.lock")
+            try:
+                lock.acquire(timeout=PATIENCE_S)
+                break
+            except Timeout:
+                print("Another notebook or script computes on these ranks; waiting for its end.")
+                lock.acquire()
+            if not self._has_lost_ranks():
+                break
+            lock.release()  # they have ended in the call of the other one
+        self.calling = threading.get_ident()
         try:
             yield
         finally:
+            self.calling = 0
             lock.release()
 
     def _has_lost_ranks(self) -> bool:

@@ -31,6 +31,7 @@ from dlguide.machine import threads
 from dlguide.machine.onednn_switch import adopt
 
 BEAT_S = 0.25
+SHARED_S = 10.0  # for so long an MPI that has started is asked for its shared memory
 NEW_OBJECTS = 10_000  # between two collections; Python 3.11 collects after 700 by default
 OWN_FOLDER = Path(__file__).parent
 LAUNCHING = (str(OWN_FOLDER), "<frozen runpy>")
@@ -89,10 +90,14 @@ class Monitor(threading.Thread):
 
     def run(self) -> None:
         """Write the state until the process ends."""
+        looked_s = 0.0
         while True:
             self.write()
             if not self.shared_noted and not {"mpi4py.MPI", "horovod"}.isdisjoint(sys.modules):
                 self.note_shared_memory()
+                looked_s = looked_s or time.monotonic()
+                # Intel MPI's has no name
+                self.shared_noted |= time.monotonic() - looked_s > SHARED_S
             time.sleep(BEAT_S if self.shared_noted else BEAT_S / 5)
 
     def note_shared_memory(self) -> None:
@@ -228,6 +233,7 @@ def guarded(monitor: Monitor, request: int | str, call: Callable[[], Any]) -> di
         reply = _failure("exited", f"sys.exit({'' if error.code is None else repr(error.code)})")
     except BaseException as error:
         reply = _failure("raised", traceback.format_exception_only(error)[-1].strip())
+        reply["exception"] = type(error).__name__, str(error)
     monitor.enter(reply["phase"], request)
     return reply
 

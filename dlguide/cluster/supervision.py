@@ -200,10 +200,11 @@ class StallWarnings:
         try:
             with self.path.open("rb") as log:
                 log.seek(self.offset)
-                text = log.read().decode(errors="replace")
+                new = log.read()
         except FileNotFoundError:
             return
-        self.offset += len(text.encode())
+        self.offset += len(new)
+        text = new.decode(errors="replace")
         *_, block = text.rpartition("Missing ranks:")
         if block != text:
             pairs = re.findall(r"^(\d+)!?: \[(.*)\]", block, re.MULTILINE)
