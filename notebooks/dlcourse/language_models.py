@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from dlcourse import texts
+from dlcourse.flat_net import FlatNet
 from dlguide import models
 from dlguide.errors import require
 from dlguide.models import GPTShape
@@ -60,63 +60,30 @@ def shape(text: Text, width: int) -> GPTShape:
     return GPTShape(LENGTH, text.vocabulary, width, heads, heads, layers=LAYERS)
 
 
-class FlatGPT:
-    """The library's net "gpt"; its weights are one flat array that is given to each call."""
+class FlatGPT(FlatNet):
+    """The library's net "gpt" of one flat array; it learns from windows, inputs with labels."""
 
     def __init__(self, shape: GPTShape, seed: int, dtype: str = "float32") -> None:
         names = ("length", "vocabulary", "width", "heads", "key_value_heads", "hidden", "layers")
         sizes = {name: getattr(shape, name) for name in (*names, "tied")}
+        super().__init__(models.build("gpt", seed=seed, dtype=dtype, **sizes))
         self.shape = shape
-        self.net = models.build("gpt", seed=seed, dtype=dtype, **sizes)
         self.start = np.concatenate([_wider(each, shape.width) for each in self.net.weights])
 
     def gradient(self, weights: np.ndarray, windows: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the mean loss (nats per token) and its gradient."""
-        loss, gradient = self._functions[1](weights, windows)
-        return float(loss), gradient.numpy()
+        return self.loss_and_gradient(weights, windows[:, :-1], windows[:, 1:])
 
     def loss(self, weights: np.ndarray, windows: np.ndarray, most: int = 128) -> float:
         """Return the mean loss (nats per token), by batches of at most so many windows."""
         parts = np.array_split(windows, -(-len(windows) // most))
-        losses = [len(part) * float(self._functions[0](weights, part)) for part in parts]
+        losses = [len(part) * super(FlatGPT, self).loss(weights, part[:, :-1], part[:, 1:])
+                  for part in parts]  # fmt: skip
         return sum(losses) / len(windows)
 
     def graph(self, sequences: int) -> Any:
         """Return TensorFlow's graph of loss and gradient for so many windows."""
-        import tensorflow as tf
-
-        shapes = [
-            (self.start.shape, self.start.dtype),
-            ((sequences, self.shape.length + 1), "int32"),
-        ]
-        signature = [tf.TensorSpec(*each) for each in shapes]
-        traced = tf.function(self._functions[1].python_function, signature, jit_compile=False)
-        return traced.get_concrete_function().graph
-
-    @cached_property
-    def _functions(self) -> tuple[Callable, Callable]:
-        import tensorflow as tf
-
-        shapes = [each.shape for each in self.net.weights]
-        sizes = [int(np.prod(each)) for each in shapes]
-        flat = tf.TensorSpec([sum(sizes)], self.start.dtype)
-        signature = [flat, tf.TensorSpec([None, self.shape.length + 1], "int32")]
-
-        def mean_loss(weights, windows):
-            pieces = tf.split(weights, sizes)
-            pieces = [tf.reshape(each, to) for each, to in zip(pieces, shapes, strict=True)]
-            logits, _ = self.net.stateless_call(pieces, [], windows[:, :-1])
-            each = tf.nn.sparse_softmax_cross_entropy_with_logits(windows[:, 1:], logits)
-            return tf.reduce_mean(each)
-
-        def with_gradient(weights, windows):
-            with tf.GradientTape() as tape:
-                tape.watch(weights)
-                loss = mean_loss(weights, windows)
-            return loss, tape.gradient(loss, weights)
-
-        both = (mean_loss, with_gradient)
-        return tuple(tf.function(each, signature, jit_compile=False) for each in both)
+        return super().graph(*np.zeros((2, sequences, self.shape.length), "int32"))
 
 
 def _wider(weight: Any, width: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dlcourse import small_mlp
+from dlcourse import language_models, small_mlp
 from dlguide import published
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset
@@ -199,8 +199,6 @@ def noise_scale(
     """Estimate the gradient noise scale tr(covariance) / |gradient|^2 (images).
 
     From squared lengths of gradients: of each batch, and of the mean over all batches.
-
-    Source: McCandlish et al., arXiv:1812.06162, appendix A.1.
     """
     images, labels = data.train_images.reshape(len(data.train_labels), -1), data.train_labels
     order, lengths, total = np.random.default_rng(seed).permutation(len(labels)), [], 0.0
@@ -209,10 +207,7 @@ def noise_scale(
         gradient = np.concatenate([each.ravel() for each in sums]) / batch
         lengths.append(gradient @ gradient)
         total = total + gradient / batches
-    small, large = np.mean(lengths), total @ total
-    squared = (batches * large - small) / (batches - 1)
-    variance = (small - large) * batch / (1 - 1 / batches)
-    return float(variance / squared)
+    return language_models.noise_scale(lengths, [total @ total], batches, batch * batches)
 
 
 def steps_to(

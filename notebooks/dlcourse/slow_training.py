@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlcourse import texts
+from dlcourse.flat_net import FlatNet
 from dlcourse.slow_links import ShapedLink
 from dlguide import models
 from dlguide.errors import require_known
@@ -127,54 +128,10 @@ def shapes() -> list[tuple[int, ...]]:
     return [(gpt.vocabulary, width), *block * gpt.layers, (width,), (width, gpt.vocabulary)]
 
 
-class FlatGPT:
-    """The net with all weights in one flat array, and gradients as such."""
-
-    def __init__(self) -> None:
-        import tensorflow as tf
-
-        self.net = _build(0)
-        self.shapes = shapes()
-        if self.shapes != [tuple(each.shape) for each in self.net.trainable_variables]:
-            raise AssertionError("`shapes` is not what the net has.")
-        counts = [int(np.prod(each)) for each in self.shapes]
-        self.ends, kept = np.cumsum(counts), self.net.non_trainable_variables
-
-        def loss_of(flat: Any, inputs: Any, labels: Any) -> Any:
-            parts = zip(tf.split(flat, counts), self.shapes, strict=True)
-            weights = [tf.reshape(part, each) for part, each in parts]
-            logits, _ = self.net.stateless_call(weights, kept, inputs)
-            each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-            return tf.reduce_mean(each)
-
-        def gradient_of(flat: Any, inputs: Any, labels: Any) -> Any:
-            with tf.GradientTape() as tape:
-                tape.watch(flat)
-                loss = loss_of(flat, inputs, labels)
-            return tape.gradient(loss, flat)
-
-        self._loss, self._gradient = tf.function(loss_of), tf.function(gradient_of)
-
-    def initial(self, seed: int) -> np.ndarray:
-        """Draw the initial weights."""
-        drawn = (self.net if seed == 0 else _build(seed)).trainable_variables
-        return np.concatenate([np.array(each).reshape(-1) for each in drawn])
-
-    def views(self, flat: np.ndarray) -> list[np.ndarray]:
-        """Return the arrays of the net as views of the flat one."""
-        parts = np.split(flat, self.ends[:-1])
-        return [part.reshape(each) for part, each in zip(parts, self.shapes, strict=True)]
-
-    def gradient(self, flat: np.ndarray, inputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Return the gradient of the mean loss, flat."""
-        return self._gradient(flat, inputs, labels).numpy()
-
-    def loss(self, flat: np.ndarray, comm: Comm) -> float:
-        """Return the loss of the held-out text (nats per token); each rank computes its share."""
-        inputs, labels = _texts()[1].windows(LENGTH, HELD_OUT, seed=0)
-        own = slice(comm.rank, None, comm.size)
-        mine = float(self._loss(flat, inputs[own], labels[own])) * len(inputs[own])
-        return sum(comm.allgather(mine)) / HELD_OUT
+@cache
+def net() -> FlatNet:
+    """Return this process's net; its graph is traced once."""
+    return FlatNet(_build(0))
 
 
 def _build(seed: int) -> Any:
@@ -182,10 +139,21 @@ def _build(seed: int) -> Any:
     return models.build("gpt", seed=seed, **{name: getattr(shape(), name) for name in sizes})
 
 
-@cache
-def net() -> FlatGPT:
-    """Return this process's net; its graph is traced once."""
-    return FlatGPT()
+def initial_weights(seed: int) -> np.ndarray:
+    """Draw the initial weights, flat."""
+    return (net() if seed == 0 else FlatNet(_build(seed))).start.copy()
+
+
+def gradient(flat: np.ndarray, inputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the gradient of the mean loss, flat."""
+    return net().loss_and_gradient(flat, inputs, labels)[1]
+
+
+def held_out_loss(flat: np.ndarray, comm: Comm) -> float:
+    """Return the loss of the held-out text (nats per token); each rank computes its share."""
+    windows = _texts()[1].windows(LENGTH, HELD_OUT, seed=0)
+    own = [each[comm.rank :: comm.size] for each in windows]
+    return sum(comm.allgather(net().loss(flat, *own) * len(own[0]))) / HELD_OUT
 
 
 def batch(
@@ -241,18 +209,17 @@ def train(
     """
     if isinstance(scheme, str):
         scheme = SCHEMES[require_known(scheme, SCHEMES, "scheme")]
-    gpt, run = net(), Run()
-    weights = gpt.initial(seed)
-    arrays, state = gpt.views(weights), [np.zeros_like(weights) for _ in range(2)]
+    run, weights = Run(), initial_weights(seed)
+    arrays, state = net().views(weights), [np.zeros_like(weights) for _ in range(2)]
     code, averaging, total = scheme.code(), scheme.make_averaging(), None
     if averaging:
         averaging.begin(arrays)
-    own = gpt.gradient(weights, *batch(comm, seed, 0, windows))  # traces the graph the first time
+    own = gradient(weights, *batch(comm, seed, 0, windows))  # traces the graph the first time
     comm.Barrier()
     for step in range(1, steps + 1):
         begin_s = perf_counter()
         if compute_s is None:
-            own = gpt.gradient(weights, *batch(comm, seed, step, windows))
+            own = gradient(weights, *batch(comm, seed, step, windows))
         else:
             sleep(compute_s)
         due = step % (scheme.every // scheme.fragments) == 0
@@ -276,7 +243,7 @@ def train(
             run.finish_s = perf_counter() - begin_s
         if evaluate_every and (step % evaluate_every == 0 or step == steps):
             run.evaluated_at.append(step)
-            run.loss_nats.append(gpt.loss(_shared(weights, averaging), comm))
+            run.loss_nats.append(held_out_loss(_shared(weights, averaging), comm))
     run.sent_nbytes, run.weights = (averaging or code).sent, weights
     return run
 

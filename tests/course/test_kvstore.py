@@ -11,7 +11,8 @@ from lanes import RANKS
 from on_ranks import on_ranks
 
 from dlcourse import small_mlp
-from dlcourse.kvstore import FlatNet
+from dlcourse.flat_net import FlatNet
+from dlguide import models
 from dlguide.data import datasets
 
 
@@ -84,24 +85,18 @@ def test_every_way_does_equal_work_and_sends_what_its_formula_says(ranks, tmp_pa
 
 def test_gradient_and_accuracy_of_the_flat_net_are_those_of_numpy():
     digits = datasets.load().first(200, 100)
-    net = FlatNet("mlp", digits, seed=3, dtype="float64")
-    weights = net.weights
+    net = FlatNet(models.build("mlp", seed=3, dtype="float64", dropout=0.0))
+    weights = net.start
     assert weights.dtype == np.float64
     some = np.arange(20, 52)
-    shapes = [np.shape(each) for each in net.model.trainable_weights]
-    edges = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
-    parts = [
-        part.reshape(shape) for part, shape in zip(np.split(weights, edges), shapes, strict=True)
-    ]
+    parts, batch = net.views(weights), (digits.train_images[some], digits.train_labels[some])
     images = digits.train_images.reshape(200, 784).astype(float)
     summed = small_mlp.gradients(parts, images[some], digits.train_labels[some])
     expected = np.concatenate([each.ravel() for each in summed]) / len(some)
-    found = net.gradient(weights, some)
+    _, found = net.loss_and_gradient(weights, *batch)
     assert np.abs(found - expected).max() < 1e-6  # images are stored in float32
-    # the array decides, not what the net held before
-    net.gradient(np.zeros_like(weights), some)
-    assert np.allclose(net.gradient(weights, some), found, atol=1e-12)
-
     scores = small_mlp.logits(parts, digits.test_images.reshape(100, 784))
     right = float(np.mean(scores.argmax(axis=1) == digits.test_labels))
-    assert net.accuracy(weights, batch=7) == pytest.approx(right)
+    assert net.accuracy(weights, digits.test_images, digits.test_labels, batch=7) == pytest.approx(
+        right
+    )

@@ -24,18 +24,19 @@ def trained(comm):
         steps = max(EVERY, scheme.every)
         run = slow_training.train(comm, name, 0, steps, steps)
         apart = float(np.abs(run.weights - comm.bcast(run.weights)).max())
-        moved = float(np.abs(run.weights - slow_training.net().initial(0)).max())
+        moved = float(np.abs(run.weights - slow_training.initial_weights(0)).max())
         found[name] = run.sent_nbytes, run.loss_nats, apart, moved
     return found
 
 
 def accumulated(comm):
     """Return how far a step with the gradients of four batches is from one that is made here."""
-    gpt, few = slow_training.net(), replace(SCHEMES["4 steps in 16 bits"], code=compression.none)
-    weights = gpt.initial(0)
+    few = replace(SCHEMES["4 steps in 16 bits"], code=compression.none)
+    weights = slow_training.initial_weights(0)
     state = [np.zeros_like(weights) for _ in range(2)]
     of_batches = [
-        gpt.gradient(weights, *slow_training.batch(comm, 0, step)) for step in range(1, 5)
+        slow_training.gradient(weights, *slow_training.batch(comm, 0, step))
+        for step in range(1, 5)
     ]
     mean = compression.none().allreduce(np.mean(of_batches, axis=0), comm)
     slow_training.adamw(weights, mean, state, 1, few.rate * slow_training.schedule(4, 4))
@@ -51,13 +52,12 @@ def rounded(comm):
 
 def union(comm):
     """Return how far the mean gradient is from that of all windows, and how the loss falls."""
-    gpt = slow_training.net()
-    flat, mine = gpt.initial(1), slow_training.batch(comm, 3, 5)
-    mean = comm.allreduce(gpt.gradient(flat, *mine)) / comm.size
+    flat, mine = slow_training.initial_weights(1), slow_training.batch(comm, 3, 5)
+    mean = comm.allreduce(slow_training.gradient(flat, *mine)) / comm.size
     whole = [np.concatenate(each) for each in zip(*comm.allgather(mine), strict=True)]
-    gradient = gpt.gradient(flat, *whole)
-    ahead = gpt.initial(1) - 1e-2 * gradient  # a small step along it lowers the loss by its square
-    losses = [float(gpt._loss(each, *whole)) for each in (flat, ahead)]
+    gradient = slow_training.gradient(flat, *whole)
+    ahead = flat - 1e-2 * gradient  # a small step along it lowers the loss by its square
+    losses = [slow_training.net().loss(each, *whole) for each in (flat, ahead)]
     fallen = (losses[0] - losses[1]) / (1e-2 * float(gradient @ gradient))
     return float(np.abs(mean - gradient).max() / np.abs(gradient).max()), fallen
 
