@@ -34,18 +34,18 @@ import cloudpickle
 import numpy as np
 
 from dlcourse import box, measured, slow_links
+from dlguide import models
 from dlguide.cluster import Cluster
 from dlguide.files import data_folder
 from dlguide.measure import Timing
-from dlguide.models import registry
 
 RATES, DELAYS_S, LOSSES = (1e9, 3e8, 1e8), (0.001, 0.005), (0.0, 0.001, 0.01)
 BIG, ARRAY, LOST = 16 << 20, 1 << 20, 1_000_000
 MESSAGES = (1, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 WIDE = 1024  # of the two hidden layers of "wide mlp"
 NETS = {
-    "mlp": registry.parameters("mlp"),
-    "mnist_cnn": registry.parameters("mnist_cnn"),
+    "mlp": models.parameters("mlp"),
+    "mnist_cnn": models.parameters("mnist_cnn"),
     "wide mlp": (784 + 1) * WIDE + (WIDE + 1) * WIDE + (WIDE + 1) * 10,
 }
 BATCH, STEPS, ROUNDS, TURNS, BLOCKS = 100, 15, 5, 2, 15

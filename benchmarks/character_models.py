@@ -9,9 +9,8 @@ As in lesson 13: eleven sonnets to learn from, the twelfth to choose by, the las
 import keras
 import numpy as np
 
-from dlcourse import measured
+from dlcourse import measured, nets
 from dlcourse.taken_apart import train_restore_best
-from dlguide import models
 from dlguide.files import data_folder
 
 SEEDS = range(5)
@@ -38,7 +37,7 @@ def main():
     crossentropy, found = keras.losses.SparseCategoricalCrossentropy(from_logits=True), []
     for dropout, steps in TRAININGS:
         for seed in SEEDS:
-            net = models.build(
+            net = nets.build(
                 "causal_transformer", seed=seed, length=LENGTH, vocabulary=len(symbols),
                 width=64, dropout=dropout,
             )  # fmt: skip

@@ -11,9 +11,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dlcourse import measured
+from dlcourse import measured, nets
 from dlcourse.taken_apart import train_restore_best
-from dlguide import models, published
+from dlguide import published
 
 SEEDS = range(8)
 STEPS = (80, 400)
@@ -24,7 +24,7 @@ TRANSFORMER = {"width": 16, "heads": 2, "layers": 1}
 def build(net, seed):
     name, _, readout = net.partition(", ")
     sizes = TRANSFORMER if name == "transformer" else {}
-    model = models.build(name, seed=seed, length=LENGTH, **sizes)
+    model = nets.build(name, seed=seed, length=LENGTH, **sizes)
     if readout != "last":
         return model
     last = model.get_layer("norm").output[:, -1]

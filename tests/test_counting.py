@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from dlguide import models, published
-from dlguide.models import images
-from dlguide.models.registry import SeededLayers
 
 PUBLISHED = {(row["name"], row["source"]): row for row in published.load("architectures")}
 
@@ -21,13 +19,7 @@ def keras():
 @pytest.fixture(scope="module")
 def costs(keras):
     """Count each large net once."""
-    found = {}
-    for name in models.names("imagenet"):
-        net = models.spec(name)
-        sizes = net.resolve({})
-        make = SeededLayers(name, start=net.start)
-        found[name] = models.count(images.undrawn(make, net.shape(sizes), sizes, net.dropout))
-    return found
+    return {name: models.count(models.build(name, seed=None)) for name in models.names("imagenet")}
 
 
 @pytest.mark.parametrize(
@@ -43,7 +35,6 @@ def costs(keras):
         ("vgg19", "VGG-19", "He et al. 2015 section 1"),
         ("vgg19", "VGG-19", "torchvision"),
         ("densenet121", "DenseNet-121", "torchvision"),
-        ("alexnet", "AlexNet", "torchvision"),
         ("inception_v3", "Inception V3", "torchvision"),
         ("mobilenet_v2", "MobileNet V2", "torchvision"),
     ],
@@ -56,7 +47,6 @@ def test_multiply_adds_are_within_2_percent_of_the_published_ones(net, name, sou
 @pytest.mark.parametrize(
     ("net", "name", "source"),
     [
-        ("alexnet", "AlexNet", "torchvision"),
         ("vgg16", "VGG-16", "torchvision"),
         ("vgg19", "VGG-19", "torchvision"),
         ("resnet50", "ResNet-50", "torchvision"),
@@ -84,21 +74,6 @@ def test_parameters_are_exactly_the_published_ones(net, name, source, costs):
 def test_with_statistics_they_are_the_parameters_that_keras_publishes(net, name, costs):
     total = costs[net].parameters + costs[net].statistics
     assert total == PUBLISHED[name, "keras.applications"]["parameters"]
-
-
-def test_googlenet_is_explained_by_its_heads_and_its_first_convolution(costs):
-    """The tutorial's 13 million are with two auxiliary heads; the paper's 1.5 G lack 84 M."""
-    heads = sum(
-        (channels + 1) * 128 + (4 * 4 * 128 + 1) * 1024 + (1024 + 1) * 1000
-        for channels in (512, 528)
-    )
-    with_heads = costs["googlenet"].parameters + heads
-    assert abs(with_heads / PUBLISHED["GoogLeNet", "tutorial S-Caffe"]["parameters"] - 1) < 0.03
-    first = next(layer for layer in costs["googlenet"].layers if layer.name == "conv1")
-    assert first.multiply_adds == 112 * 112 * 7 * 7 * 3 * 64
-    as_printed = costs["googlenet"].multiply_adds - first.multiply_adds + 34e6
-    source = "Szegedy et al. 2014 section 1 and Table 1"
-    assert abs(as_printed / PUBLISHED["GoogLeNet", source]["multiply_adds"] - 1) < 0.02
 
 
 def build(keras, shape, *layers):
@@ -162,7 +137,7 @@ def test_a_third_dimension_costs_a_factor_and_not_an_exponent(keras):
     assert deep.multiply_adds == 5 * 12 * flat.multiply_adds
 
 
-@pytest.mark.parametrize("name", [*models.names("digits"), "alexnet", "googlenet", "resnet50"])
+@pytest.mark.parametrize("name", [*models.names("digits"), "vgg16", "resnet50"])
 def test_multiply_adds_are_those_of_tensorflows_profiler(name, keras):
     import tensorflow as tf
 
@@ -183,7 +158,7 @@ def test_multiply_adds_are_those_of_tensorflows_profiler(name, keras):
 
 
 def test_training_costs_three_times_the_forward_pass_less_the_gradient_of_the_images(costs):
-    for name in ("alexnet", "vgg16", "resnet50"):
+    for name in ("vgg16", "resnet50"):
         cost = costs[name]
         first = next(layer for layer in cost.layers if layer.multiply_adds)
         assert cost.training_multiply_adds == 3 * cost.multiply_adds - first.multiply_adds
@@ -247,14 +222,3 @@ def test_open_shapes_and_hidden_graphs_are_refused(keras):
         models.count(keras.Sequential([keras.layers.Dense(3)]))
     with pytest.raises(ValueError, match="`batch` must be a whole number of at least 1, got 0"):
         models.count(models.build("mlp"), 0)
-
-
-def test_architectures_compare_training_with_the_gradients_that_it_exchanges(costs):
-    rows = {row.name: row for row in models.architectures(["alexnet", "googlenet", "vgg16"])}
-    assert list(rows) == ["alexnet", "googlenet", "vgg16"]
-    for name, row in rows.items():
-        assert row.gradient_bytes == 4 * models.parameters(name)
-        assert row.flops_per_gradient_byte == pytest.approx(
-            costs[name].training_flops / row.gradient_bytes
-        )
-    assert rows["googlenet"].flops_per_gradient_byte > 10 * rows["alexnet"].flops_per_gradient_byte

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from dlcourse import nets
 from dlguide import models
 
 
@@ -141,7 +142,7 @@ def test_a_transformer_costs_what_its_closed_form_says(keras):
     """12 d d for each position and block, and 2 L d for the scores and their mean."""
     length, width, vocabulary, layers = 6, 8, 11, 3
     sizes = {"length": length, "width": width, "heads": 2, "layers": layers}
-    cost = models.count(models.build("causal_transformer", vocabulary=vocabulary, **sizes))
+    cost = models.count(nets.build("causal_transformer", vocabulary=vocabulary, **sizes))
     block = 12 * width**2 + 2 * length * width
     assert cost.multiply_adds == length * (layers * block + width + width * vocabulary)
     assert not cost.uncounted
@@ -239,7 +240,8 @@ def kept_by_tensorflow(model, batch=11):
 @pytest.mark.parametrize("name", ["transformer", "causal_transformer", "autoencoder", "resnet20"])
 def test_activations_are_the_arrays_that_a_step_of_tensorflow_needs(name, precision, keras):
     sizes = {"length": 6, "layers": 1} if "transformer" in name else {}
-    model = models.build(name, dtype=precision, **sizes)
+    build = models.build if name in models.names() else nets.build
+    model = build(name, dtype=precision, **sizes)
     assert models.memory(model, 10).activations / 10 == kept_by_tensorflow(model)
 
 
@@ -247,7 +249,7 @@ def test_activations_are_the_arrays_that_a_step_of_tensorflow_needs(name, precis
 @pytest.mark.parametrize("sizes", [{}, {"key_value_heads": 4}, {"tied": 1}])
 def test_a_gpt_keeps_the_arrays_that_a_step_of_tensorflow_needs(sizes, precision, keras):
     # a hidden width that is no multiple of the batch by which the arrays are recognised
-    model = models.build("gpt", dtype=precision, length=6, layers=1, hidden=20, **sizes)
+    model = nets.build("gpt", dtype=precision, length=6, layers=1, hidden=20, **sizes)
     assert models.memory(model, 10).activations / 10 == kept_by_tensorflow(model)
 
 

@@ -1,6 +1,7 @@
 """Nets compute what NumPy computes, and their seed alone decides how they start."""
 
 import hashlib
+import random
 
 import numpy as np
 import pytest
@@ -37,8 +38,6 @@ def test_the_seed_alone_decides_the_weights(name, keras):
 
 
 def test_building_changes_nothing_global(keras):
-    import random
-
     before = (random.getstate(), np.random.get_state()[1].tolist(), keras.backend.floatx())
     policy = keras.config.dtype_policy().name
     models.build("mnist_cnn", dtype="float64")
@@ -138,12 +137,78 @@ def test_dropout_draws_anew_in_each_step(keras):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"name": "mnist_cn"}, "`name` must be one of alexnet, autoencoder, "),
+        ({"name": "mnist_cn"}, "`name` must be one of densenet121, inception_v3, "),
         ({"dtype": "float16"}, "`dtype` must be one of float32, float64, mixed_bfloat16, mixed_"),
         ({"seed": -1}, "`seed` must be a whole number of at least 0, got -1"),
+        ({"image": 28}, "`image` must be left out for mnist_cnn, whose sizes are fixed, got 28"),
+        ({"name": "resnet20", "image": 7}, "`image` must be a whole number of at least 8, got 7"),
         ({"dropout": 1}, "`dropout` must be at least 0 and below 1, got 1"),
     ],
 )
 def test_invalid_arguments_are_refused(arguments, text):
     with pytest.raises(ValueError, match=f"^{text}"):
         models.build(**{"name": "mnist_cnn", **arguments})
+
+
+# --- residual nets for small images ---
+
+
+def cifar_parameters(name, classes):
+    """9 C F for a convolution, 2 F for its normalisation; n blocks of two in a stage."""
+    blocks, channels, total = (int(name[6:]) - 2) // 6, 16, 9 * 3 * 16 + 32
+    for filters in (16, 32, 64):
+        total += 9 * channels * filters + 9 * (2 * blocks - 1) * filters**2 + 4 * blocks * filters
+        channels = filters
+    return total + (64 + 1) * classes
+
+
+def test_cifar_nets_have_the_parameters_of_their_layers():
+    for name in models.names("classifier"):
+        assert models.parameters(name) == cifar_parameters(name, 10), name
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        *(("resnet20", 0.27), ("resnet32", 0.46), ("resnet44", 0.66), ("resnet56", 0.85)),
+        ("resnet110", 1.7),
+    ],
+)
+def test_parameters_of_cifar_nets_are_those_of_table_6(name, millions):
+    """He et al. 2015, Table 6, as it is rounded there."""
+    places = 1 if name == "resnet110" else 2
+    assert round(models.parameters(name) / 1e6, places) == millions
+
+
+def test_a_cifar_net_starts_from_its_seed_computes_in_half_and_can_be_stored(keras, tmp_path):
+    model, state = models.build("resnet20", seed=5, image=8), random.getstate()
+    assert digest(models.build("resnet20", seed=5, image=8)) == digest(model)
+    assert digest(models.build("resnet20", seed=6, image=8)) != digest(model)
+    assert random.getstate() == state
+    kernels = [w.numpy() for w in model.trainable_weights if w.name == "kernel"]
+    assert len({kernel.tobytes() for kernel in kernels}) == len(kernels) == 20
+    assert kernels[-2].std() == pytest.approx(np.sqrt(2 / (9 * 64)), rel=0.05)
+    mixed = models.build("resnet20", image=8, dtype="mixed_bfloat16")
+    assert {w.dtype for w in mixed.weights} == {mixed.output.dtype} == {"float32"}
+    assert mixed.get_layer("conv1").compute_dtype == "bfloat16"
+    model.save(tmp_path / "resnet.keras")
+    images = np.random.default_rng(1).random((5, 8, 8, 3), "float32")
+    again = keras.saving.load_model(tmp_path / "resnet.keras")
+    assert np.array_equal(again(images), model(images))
+
+
+def test_shortcuts_of_cifar_nets_take_every_second_pixel_and_add_zeros(keras):
+    model = models.build("resnet20")
+    before = model.get_layer("conv2_block3_relu").output
+    after = model.get_layer("conv3_block1_shortcut").output
+    both = keras.Model(model.inputs, [before, after])
+    x, y = (
+        one.numpy() for one in both([np.random.default_rng(1).random((5, 32, 32, 3), "float32")])
+    )
+    assert np.array_equal(y[..., :16], x[:, ::2, ::2])
+    assert y.shape[-1] == 32
+    assert not y[..., 16:].any()
+    convolutions = [layer for layer in model.layers if type(layer).__name__ == "Conv2D"]
+    assert len(convolutions) == 19
+    # where sizes are odd, the shortcut and the convolution still meet
+    assert models.build("resnet20", image=9, classes=3).output_shape == (None, 3)

@@ -12,7 +12,6 @@ SMALL = [
     ("vgg16", {"image": 32}),
     ("resnet50", {"image": 32}),
     ("mobilenet_v2", {"image": 32}),
-    ("googlenet", {"image": 32}),
 ]
 MIXED = ("mnist_cnn_bn", "vgg16")
 
@@ -52,7 +51,7 @@ def test_activations_are_the_arrays_that_tensorflow_keeps(name, options, precisi
     ours = models.memory(model, batch=10).activations / 10
     theirs = kept_by_tensorflow(model)
     # above dropout the function keeps one more small array, which training as a whole does not
-    slack = 0.02 if "mobilenet" in name or "googlenet" in name or "vgg" in name else 0.003
+    slack = 0.02 if "mobilenet" in name or "vgg" in name else 0.003
     assert ours == pytest.approx(theirs, rel=slack)
 
 

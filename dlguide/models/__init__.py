@@ -1,23 +1,12 @@
 """Neural networks by name, the same on every rank, and their cost in flops, bytes and memory."""
 
-from dlguide.models import gpt, images, sequences  # noqa: F401  they register their nets
-from dlguide.models.costs import Cost, LayerCost, architectures, count
-from dlguide.models.gpt import GPTShape
+from dlguide.models.costs import Cost, LayerCost, count
 from dlguide.models.memory import memory
-from dlguide.models.registry import (
-    build,
-    names,
-    parameters,
-    sample_shape,
-    set_momentum,
-    spec,
-)
+from dlguide.models.nets import build, names, parameters, sample_shape, set_momentum
 
 __all__ = [
     "Cost",
-    "GPTShape",
     "LayerCost",
-    "architectures",
     "build",
     "count",
     "memory",
@@ -25,5 +14,4 @@ __all__ = [
     "parameters",
     "sample_shape",
     "set_momentum",
-    "spec",
 ]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlguide.errors import require, require_count, require_known
-from dlguide.models import images, registry
+from dlguide.errors import require, require_count
 from dlguide.models.graph import FREE, LayerCall, itemsize, layer_calls, shape_of
 
 if TYPE_CHECKING:
@@ -426,84 +425,3 @@ FORMULAS: dict[str, Formula] = {
     **_numbered("UpSampling{}", _each(0)),
     **dict.fromkeys(FREE, _each(0)),
 }
-
-
-# --- the large nets compared ---
-
-_SHOWN = (
-    *("alexnet", "vgg16", "googlenet", "inception_v3", "resnet50", "resnet101"),
-    *("densenet121", "xception", "mobilenet_v2"),
-)
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """What one net needs for one image of `image` pixels, and for one exchange of gradients.
-
-    `parameters` are the trained ones, `multiply_adds` those of one forward pass,
-    `activation_bytes` what it keeps for the backward pass, `gradient_bytes` what each rank gives
-    to the allreduce, `flops_per_gradient_byte` the training flops of one image for each of these.
-    """
-
-    name: str
-    image: int
-    parameters: int
-    multiply_adds: int
-    activation_bytes: int
-    gradient_bytes: int
-    flops_per_gradient_byte: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.name:14} {self.image:4} px {self.parameters / 1e6:7.2f} M parameters "
-            f"{self.multiply_adds / 1e9:6.2f} G multiply-adds "
-            f"{self.activation_bytes / 1e6:6.1f} MB activations "
-            f"{self.gradient_bytes / 1e6:6.1f} MB gradients "
-            f"{self.flops_per_gradient_byte:5.0f} flops/byte"
-        )
-
-
-def architectures(names: Sequence[str] = _SHOWN) -> tuple[Footprint, ...]:
-    """Compute what the guide's nets need, with 1000 classes and their own size of images.
-
-    The guide expects communication to be the bottleneck where a net has many parameters for its
-    amount of computation (section 3.4). The last column is that ratio: with an equal batch on
-    each rank and an equal network, the net with the most flops for each byte of gradients
-    scales best. It takes one to two seconds for each net.
-
-    Args:
-        names: which of `names("imagenet")`.
-
-    Returns:
-        tuple: one Footprint for each name, in the order of the names.
-
-    Raises:
-        ValueError: when a name is unknown.
-
-    Source:
-        PRACE Best Practice Guide Deep Learning (2019), sections 2.3 and 3.4.
-    """
-    listed = not isinstance(names, str)
-    require(listed, "names", "be a sequence of names", names, f"Write [{names!r}].")
-    for name in names:
-        require_known(name, registry.names("imagenet"), "names")
-    return tuple(_footprint(name) for name in names)
-
-
-def _footprint(name: str) -> Footprint:
-    from dlguide.models.memory import record, saved_activations
-
-    net = registry.spec(name)
-    sizes, make = net.resolve({}), registry.SeededLayers(name, start=net.start)
-    # without initial weights: counting does not look at them
-    model = images.undrawn(make, net.shape(sizes), sizes, net.dropout)
-    cost = count(model)
-    return Footprint(
-        name=name,
-        image=int(sizes["image"]),
-        parameters=cost.trainable,
-        multiply_adds=cost.multiply_adds,
-        activation_bytes=sum(saved_activations(record(model)).values()),
-        gradient_bytes=cost.gradient_bytes,
-        flops_per_gradient_byte=cost.flops_per_gradient_byte,
-    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlguide.errors import require, require_count, require_known
 from dlguide.models.graph import LayerArray, LayerCall, itemsize, layer_calls, shape_of
-from dlguide.models.registry import DTYPES, build
+from dlguide.models.nets import DTYPES, build
 
 if TYPE_CHECKING:
     import keras

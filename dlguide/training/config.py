@@ -220,13 +220,8 @@ class TrainingJob:
                 require(not shape, name, must, f"labels of shape {shape}", "Give a `loss`.")
 
     def _require_classifier(self) -> None:
-        """Refuse a name whose model does not give one logit per class."""
-        classifiers = models.names("digits", "classifier")
-        known = set(models.names()) - set(models.names("imagenet"))
-        then = "Build it with `models.build` and give it with a `loss`."
-        other = self.model in known and self.model not in classifiers
-        require(not other, "model", "be a classifier", self.model, then)
-        require_known(self.model, classifiers, "model")
+        """Refuse a name whose images `fit` does not have; large nets come as a function."""
+        require_known(self.model, models.names("digits", "classifier"), "model")
 
     def _require_images_fit(self) -> None:
         """Refuse images that a named model does not take."""

@@ -34,13 +34,13 @@ def dense_pair(
     """Build a small generator and a small discriminator of dense layers."""
     import keras
 
-    from dlguide.models.registry import SeededLayers
+    from dlcourse.nets.seeded import SeededLayers
 
     def dense(name: str, inputs: int, outputs: int, activation: str) -> tuple[Any, Any]:
         make = SeededLayers(name, seed, dtype, seed, start="HeNormal")
         x = given = keras.Input((inputs,), dtype=dtype)
         for number in (1, 2):
-            x = make("Dense", x, hidden, activation=activation, name=f"hidden{number}")
+            x = make(keras.layers.Dense, x, hidden, activation=activation, name=f"hidden{number}")
         return given, make.logits(x, outputs)
 
     given, x = dense("dense_generator", latent + conditions, features, "relu")

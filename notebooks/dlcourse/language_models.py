@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from dlcourse import texts
+from dlcourse import nets, texts
 from dlcourse.flat_net import FlatNet
-from dlguide import models
+from dlcourse.nets import GPTShape
 from dlguide.errors import require
-from dlguide.models import GPTShape
 from dlguide.parallel.zero import UpdateRule
 
 LENGTH, LAYERS, HEAD = 64, 2, 8
@@ -66,7 +65,7 @@ class FlatGPT(FlatNet):
     def __init__(self, shape: GPTShape, seed: int, dtype: str = "float32") -> None:
         names = ("length", "vocabulary", "width", "heads", "key_value_heads", "hidden", "layers")
         sizes = {name: getattr(shape, name) for name in (*names, "tied")}
-        super().__init__(models.build("gpt", seed=seed, dtype=dtype, **sizes))
+        super().__init__(nets.build("gpt", seed=seed, dtype=dtype, **sizes))
         self.shape = shape
         self.start = np.concatenate([_wider(each, shape.width) for each in self.net.weights])
 

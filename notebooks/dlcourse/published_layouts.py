@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from dlcourse.nets import GPTShape
 from dlcourse.parallel import layout_planner
 from dlcourse.parallel.layout_planner import ParallelLayout, RankSpeeds
 from dlguide import published
-from dlguide.models import GPTShape
 from dlguide.scaling.costs import Link
 
 INSIDE_LATENCY_S, OUTSIDE_LATENCY_S = 3e-6, 5e-6  # assumed

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlcourse import texts
+from dlcourse import nets, texts
 from dlcourse.flat_net import FlatNet
+from dlcourse.nets import GPTShape
 from dlcourse.slow_links import ShapedLink
-from dlguide import models
 from dlguide.errors import require_known
-from dlguide.models import GPTShape
 from dlguide.parallel import compression
 from dlguide.parallel.local_sgd import DiLoCo, LocalSGD
 from dlguide.parallel.zero import UpdateRule
@@ -136,7 +135,7 @@ def net() -> FlatNet:
 
 def _build(seed: int) -> Any:
     sizes = ("length", "vocabulary", "width", "layers")
-    return models.build("gpt", seed=seed, **{name: getattr(shape(), name) for name in sizes})
+    return nets.build("gpt", seed=seed, **{name: getattr(shape(), name) for name in sizes})
 
 
 def initial_weights(seed: int) -> np.ndarray:

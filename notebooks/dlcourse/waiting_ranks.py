@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlcourse.nets import GPTShape
 from dlcourse.parallel import pipeline_schedule
 from dlcourse.parallel.mesh import RankMesh
 from dlcourse.parallel.pipeline import partition
 from dlcourse.parallel.pipeline_schedule import BACKWARD, FORWARD, PipelineCell, Work
 from dlguide.collectives.agreement import agree_or_raise
 from dlguide.errors import require, require_count
-from dlguide.models import GPTShape
 
 if TYPE_CHECKING:
     import keras

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dlcourse import language_models as lm
-from dlguide.models import GPTShape
+from dlcourse.nets import GPTShape
 
 TINY = GPTShape(lm.LENGTH, 79, 16, 1, 1, hidden=16, layers=1)
 

@@ -7,9 +7,9 @@ from itertools import product
 
 import pytest
 
+from dlcourse.nets import GPTShape
 from dlcourse.parallel import layout_planner, pipeline_schedule
 from dlcourse.parallel.layout_planner import RankSpeeds
-from dlguide.models import GPTShape
 from dlguide.models.costs import Cost, LayerCost
 from dlguide.scaling.costs import Link
 

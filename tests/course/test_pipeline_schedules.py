@@ -1,4 +1,4 @@
-"""Interleaved and zero-bubble pipelines: rules, formulas, and a GPT trained as by one process.
+"""Schedules of a pipeline: rules, formulas, and a GPT trained as by one process.
 
 Tests dlcourse.parallel.pipeline_schedule and dlcourse.parallel.pipeline with these schedules.
 """
@@ -130,9 +130,9 @@ def gpt_in_stages():
     import tensorflow as tf
     from mpi4py import MPI
 
+    from dlcourse import nets
     from dlcourse.parallel import pipeline_schedule
     from dlcourse.parallel.pipeline import PipelineParallel
-    from dlguide import models
 
     comm, steps, found = MPI.COMM_WORLD, 2, {}
     tf.config.run_functions_eagerly(comm.size > 2)  # tracing takes long where ranks share cores
@@ -147,7 +147,7 @@ def gpt_in_stages():
         each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         return tf.reduce_mean(each, axis=-1)
 
-    model, opt = models.build("gpt", seed=4, dtype="float64", **sizes), sgd()
+    model, opt = nets.build("gpt", seed=4, dtype="float64", **sizes), sgd()
     begun = {weight.path: weight.numpy() for weight in model.weights}
     for _ in range(steps):
         with tf.GradientTape() as tape:
@@ -156,8 +156,8 @@ def gpt_in_stages():
         opt.apply([tf.convert_to_tensor(g) for g in grads], model.trainable_variables)
     right = {weight.path: weight.numpy() for weight in model.weights}
 
-    for schedule, chunks in (("zb-h1", 1), ("interleaved", 2)):
-        net = models.build("gpt", seed=4, dtype="float64", **sizes)
+    for schedule, chunks in (("1f1b", 1), ("interleaved", 2)):
+        net = nets.build("gpt", seed=4, dtype="float64", **sizes)
         one = PipelineParallel(net, comm, sgd, parts, schedule, loss=of_tokens, chunks=chunks)
         for _ in range(steps):
             step = one.step(inputs, labels)
@@ -195,90 +195,15 @@ def test_a_gpt_in_stages_is_trained_as_by_one_process(tmp_path, ranks):
         assert case["sent"] == case["bytes"], name
 
 
-def split_stages_of_other_layers():
-    import os
-
-    os.environ["KERAS_BACKEND"] = "tensorflow"
-    import keras
-    import numpy as np
-    from mpi4py import MPI
-
-    from dlcourse.parallel.pipeline import PipelineParallel
-    from dlguide import models
-
-    comm, found = MPI.COMM_WORLD, {}
-    random, sgd = np.random.default_rng(3), lambda: keras.optimizers.SGD(0.1, momentum=0.9)
-    images = random.normal(size=(10, 8, 8, 1)).astype("f8")
-    labels = random.integers(0, 5, 10)
-
-    def cnn():
-        make = dict(dtype="float64", kernel_initializer=keras.initializers.GlorotUniform(seed=5))
-        twice = keras.layers.Dense(6, "tanh", name="twice", **make)
-        start = x = keras.Input((8, 8, 1), dtype="float64", name="images")
-        x = keras.layers.Conv2D(3, 3, activation="relu", name="conv", **make)(x)
-        x = keras.layers.MaxPooling2D(2, dtype="float64", name="pool")(x)
-        x = keras.layers.Flatten(dtype="float64", name="flat")(x)
-        x = keras.layers.Dense(6, name="in", **make)(x)
-        x = twice(keras.layers.LayerNormalization(dtype="float64", name="norm")(twice(x)))
-        return keras.Model(start, keras.layers.Dense(5, name="out", **make)(x), name="net")
-
-    results = []
-    for schedule in ("gpipe", "zb-h1"):
-        one = PipelineParallel(cnn(), comm, sgd, 3, schedule, cuts=["flat"], uneven=True)
-        for _ in range(3):
-            step = one.step(images, labels)
-        results.append((one.weights(), step.loss, step.sent_bytes))
-    (one, loss, sent), (two, other, also) = results
-    found["apart"] = max(float(np.abs(one[path] - two[path]).max()) for path in one)
-    found["loss"], found["sent"] = abs(loss - other), sent == also
-    told = []
-
-    names = [keras.layers.Dense(4, name=f"dense{place}") for place in range(3)]
-    three = keras.Sequential([keras.Input((6,)), *names], name="small")
-    mlp = lambda **more: models.build("mlp", **more)  # noqa: E731
-    tied = {"length": 4, "vocabulary": 9, "width": 8, "heads": 2, "key_value_heads": 1, "layers": 2}
-    gpt = lambda **more: models.build("gpt", **tied, **more)  # noqa: E731
-    for call in (
-        lambda: PipelineParallel(models.build("mnist_cnn"), comm, sgd, 4, "zb-h1"),
-        lambda: PipelineParallel(mlp(), comm, sgd, 4, "zb-h1", recompute=True),
-        lambda: PipelineParallel(mlp(), comm, sgd, 3, "interleaved", chunks=2),
-        lambda: PipelineParallel(gpt(tied=1), comm, sgd, 4),
-        lambda: PipelineParallel(three, comm, sgd, 4, "interleaved", chunks=2),
-    ):
-        try:
-            call()
-            told.append("nothing")
-        except ValueError as error:
-            told.append(str(error))
-    return [found, told]
-
-
-def test_split_stages_serve_other_layers_and_refuse_what_cannot_be(tmp_path):
-    everyone = on_ranks(2, split_stages_of_other_layers, tmp_path)
-    assert all(one[1] == everyone[0][1] for one in everyone)
-    for found, _ in everyone:
-        assert found["apart"] <= 1e-12
-        assert found["loss"] <= 1e-12
-        assert found["sent"]
-    dropout, again, groups, tied, plain = everyone[0][1]
-    assert "do the same when it is computed again, got 'layer dropout'" in dropout
-    assert "`recompute` must be False with zb-h1, got True" in again
-    nearest = "`microbatches` must be a multiple of the 2 stages, got 3. The nearest: "
-    assert groups.startswith(nearest)
-    must = "`chunks` must be at most 1: small can be cut into 3 pieces, for 2 ranks, got 2."
-    assert must in plain
-    assert "leave every weight in one stage, got 'tokens/embeddings'" in tied
-
-
 def products_of_split_stages():
     import os
 
     os.environ["KERAS_BACKEND"] = "tensorflow"
     import keras
     import numpy as np
-    import tensorflow as tf
 
     from dlcourse.parallel.pipeline import _cross_entropy, _SplitStage
+    from dlcourse.parallel.pipeline_schedule import Work
 
     found = {}
     for activation in ("relu", "tanh", "linear"):
@@ -286,26 +211,22 @@ def products_of_split_stages():
         for units in (5, 4):
             x = keras.layers.Dense(units, activation)(x)
         stage = _SplitStage(keras.Model(start, x), 1, 3, _cross_entropy)
-        _, kept = stage.forward(np.ones((3, 6), "f4"), np.zeros(0, "i4"))
-        _, _, later = stage.backward(np.ones((3, 4), "f4"), kept)
-        graph = stage._weights.get_concrete_function(*later).graph
+        stage.compute(Work("forward", 0), np.ones((3, 6), "f4"), None)
+        stage.compute(Work("backward", 0), np.ones((3, 4), "f4"), None)
+        graph = stage._weights.get_concrete_function(*stage.held[0]).graph
         needed, todo = {}, [tensor.op for tensor in graph.outputs]
         while todo:  # what the gradients depend on; the rest is not run
             op = todo.pop()
             if op.name not in needed:
                 needed[op.name] = op.type
                 todo += [tensor.op for tensor in op.inputs]
-        right = [layer.activation.__name__ for layer in stage.model.layers[1:]]
-        found[activation] = list(needed.values()).count("MatMul"), right
-        assert tf.executing_eagerly()
+        found[activation] = list(needed.values()).count("MatMul")
     return found
 
 
 def test_a_split_stage_computes_no_product_twice(tmp_path):
     (found,) = on_ranks(1, products_of_split_stages, tmp_path)
-    for activation, (products, after) in found.items():
-        assert products == 2, activation  # one for each layer
-        assert after == [activation] * 2
+    assert set(found.values()) == {2}  # one for each layer
 
 
 def test_passes_are_timed_by_the_kinds_of_their_schedule():

@@ -6,8 +6,8 @@ Tests dlcourse.taken_apart.
 import numpy as np
 import pytest
 
+from dlcourse import nets
 from dlcourse.taken_apart import longest_chain, memory_rate
-from dlguide import models
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_recurrent_net_waits_at_every_step(keras, length):
 
 @pytest.mark.parametrize(("length", "layers"), [(4, 1), (4, 3), (32, 1)])
 def test_transformer_waits_at_every_layer_and_not_at_every_step(length, layers):
-    net = models.build("causal_transformer", length=length, layers=layers, width=8, heads=2)
+    net = nets.build("causal_transformer", length=length, layers=layers, width=8, heads=2)
     assert longest_chain(net, np.zeros((1, length), "int32")) == 6 * layers + 2
 
 

@@ -6,7 +6,7 @@ Tests dlcourse.waiting_ranks.
 from on_ranks import on_ranks
 
 from dlcourse import waiting_ranks
-from dlguide.models import GPTShape
+from dlcourse.nets import GPTShape
 
 
 def waited(stages, parts):
@@ -65,8 +65,8 @@ def test_layers_of_a_gpt_have_its_flops_and_weights():
 def layout_of(sides):
     from mpi4py import MPI
 
+    from dlcourse.nets import GPTShape
     from dlcourse.waiting_ranks import WaitingLayout
-    from dlguide.models import GPTShape
 
     net = GPTShape(16, 40, 24, 4, 2, 20, 6)
     found = []

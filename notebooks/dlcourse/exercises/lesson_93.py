@@ -8,8 +8,8 @@ import numpy as np
 from dlcourse import published_layouts
 from dlcourse.exercises.compare import brief
 from dlcourse.exercises.engine import Exercise, NotAnswered, WrongAnswer, letter
+from dlcourse.nets import GPTShape
 from dlcourse.parallel import layout_planner
-from dlguide.models import GPTShape
 
 
 def rounds_bubble(stages, microbatches, room, up=ceil, once=False, of_all=True):

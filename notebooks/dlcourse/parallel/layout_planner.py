@@ -9,10 +9,10 @@ from itertools import chain, pairwise, product
 from math import log2, prod
 from typing import Any, NamedTuple
 
+from dlcourse.nets import GPTShape
 from dlcourse.parallel import pipeline_schedule
 from dlcourse.parallel.pipeline import partition
 from dlguide.errors import require, require_count, require_known, require_positive
-from dlguide.models import GPTShape
 from dlguide.models.costs import Cost
 from dlguide.scaling import costs
 from dlguide.scaling.costs import Link
@@ -161,7 +161,7 @@ def plan_layout(
     embeddings. So measure where layouts are close.
 
     Args:
-        net: result of `models.count`, a Keras model, or a `models.GPTShape`.
+        net: result of `models.count`, a Keras model, or a `dlcourse.nets.GPTShape`.
         microbatches: parts of a copy's batch in a pipeline; None for as many as
             `samples_per_microbatch` gives.
         bytes_per_weight: memory for each weight with its gradient and optimizer state.

@@ -16,7 +16,6 @@ from dlcourse.usecases.chest_xray.phantoms import FINDINGS
 from dlguide import models
 from dlguide.data.input_pipeline import IMAGENET_DEVIATION, IMAGENET_MEAN, Normalise
 from dlguide.errors import MissingComponentError, require, require_count, require_known
-from dlguide.models.registry import SeededLayers
 from dlguide.training import checkpoint
 from dlguide.training.checkpoint import Checkpoint, CheckpointError
 from dlguide.training.schedules import from_config
@@ -61,13 +60,23 @@ def build(
         return models.build(net, seed, dtype=dtype, image=image, classes=outputs)
     import keras
 
+    from dlcourse.nets.seeded import SeededLayers
+
     make = SeededLayers(net, require_count(seed, "seed", least=0), dtype, seed, start="HeNormal")
     x = images = keras.Input((image, image, 1), dtype=make.wide, name="images")
     for number, filters in enumerate(_FILTERS, start=1):
-        x = make("Conv2D", x, filters, 3, padding="same", activation="relu", name=f"conv{number}")
-        x = make("MaxPooling2D", x, 2, name=f"pool{number}")
-    x = make("Flatten", x, name="flatten")
-    x = make("Dense", x, _HIDDEN, activation="relu", name="hidden")
+        x = make(
+            keras.layers.Conv2D,
+            x,
+            filters,
+            3,
+            padding="same",
+            activation="relu",
+            name=f"conv{number}",
+        )
+        x = make(keras.layers.MaxPooling2D, x, 2, name=f"pool{number}")
+    x = make(keras.layers.Flatten, x, name="flatten")
+    x = make(keras.layers.Dense, x, _HIDDEN, activation="relu", name="hidden")
     return keras.Model(images, make.logits(x, outputs, name=HEAD), name=net)
 
 

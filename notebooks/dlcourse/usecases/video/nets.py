@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlguide.errors import require, require_count, require_known
-from dlguide.models.registry import SeededLayers
 
 if TYPE_CHECKING:
     import keras
+
+    from dlcourse.nets.seeded import SeededLayers
 
 # Pixels of the coarsest resolution, and the filters of the parts that see every pixel.
 COARSEST, EDGES = 8, 16
@@ -70,15 +71,15 @@ def generator(
         seen, now = (_coarser(make, each, size // rows) for each in whole)
         base = now
         if correction is not None:
-            finer = make("UpSampling2D", correction, 2, interpolation="bilinear")
-            base = make("Add", [now, finer])
-        x = make("Concatenate", [seen, base, _places(base)])
+            finer = make(keras.layers.UpSampling2D, correction, 2, interpolation="bilinear")
+            base = make(keras.layers.Add, [now, finer])
+        x = make(keras.layers.Concatenate, [seen, base, _places(base)])
         part = _edge_part if rows > COARSEST else _volume_part if volume else _coarsest_part
         change = part(make, x, rows, filters, blocks, frames)
-        corrected = make("Add", [base, change])
-        correction = make("Subtract", [corrected, now])
-        x = make("Reshape", corrected, (rows, rows, frames, 3))
-        outputs.append(make("Permute", x, (3, 1, 2, 4), name=f"frames{rows}"))
+        corrected = make(keras.layers.Add, [base, change])
+        correction = make(keras.layers.Subtract, [corrected, now])
+        x = make(keras.layers.Reshape, corrected, (rows, rows, frames, 3))
+        outputs.append(make(keras.layers.Permute, x, (3, 1, 2, 4), name=f"frames{rows}"))
     return keras.Model([past, guess], outputs, name="video_generator")
 
 
@@ -114,10 +115,10 @@ def discriminator(
         while left > 4:
             name = f"down{rows}_{left}"
             x = convolve(x, width, 2, name)
-            x = make("LeakyReLU", x, negative_slope=0.2, name=f"{name}_relu")
+            x = make(keras.layers.LeakyReLU, x, negative_slope=0.2, name=f"{name}_relu")
             width, left = min(2 * width, 8 * filters), left // 2
         x = convolve(x, 1, 1, f"judge{rows}")
-        logits.append(make("Flatten", x, name=f"logits{rows}"))
+        logits.append(make(keras.layers.Flatten, x, name=f"logits{rows}"))
     return keras.Model(inputs, logits, name="video_discriminator")
 
 
@@ -135,23 +136,31 @@ def until(model: keras.Model, stage: int) -> keras.Model:
 def _maker(name: str, seed: int, dtype: str) -> SeededLayers:
     require_count(seed, "seed", least=0)
     require_known(dtype, _DTYPES, "dtype")
+    from dlcourse.nets.seeded import SeededLayers
+
     return SeededLayers(name, seed, dtype, seed, start="HeNormal")
 
 
 def _coarser(make: SeededLayers, x: Any, by: int) -> Any:
-    return x if by == 1 else make("AveragePooling2D", x, by)
+    import keras
+
+    return x if by == 1 else make(keras.layers.AveragePooling2D, x, by)
 
 
 def _flat(make: SeededLayers, x: Any) -> Any:
     """Put frames behind each other: (frames, s, s, 3) becomes (s, s, frames * 3)."""
+    import keras
+
     frames, rows, columns, channels = x.shape[1:]
-    x = make("Permute", x, (2, 3, 1, 4))
-    return make("Reshape", x, (rows, columns, frames * channels))
+    x = make(keras.layers.Permute, x, (2, 3, 1, 4))
+    return make(keras.layers.Reshape, x, (rows, columns, frames * channels))
 
 
-def _block(make: SeededLayers, kind: str, x: Any, filters: int, name: str) -> Any:
+def _block(make: SeededLayers, kind: type[keras.Layer], x: Any, filters: int, name: str) -> Any:
+    import keras
+
     change = make(kind, x, filters, 3, padding="same", activation="relu", name=name)
-    return make("Add", [x, change], name=f"{name}_add")
+    return make(keras.layers.Add, [x, change], name=f"{name}_add")
 
 
 def _places(x: Any) -> Any:
@@ -168,9 +177,13 @@ def _coarsest_part(
     make: SeededLayers, x: Any, rows: int, filters: int, blocks: int, frames: int
 ) -> Any:
     """Correct the coarsest frames: time lies in the channels."""
-    x = make("Conv2D", x, filters, 3, padding="same", activation="relu", name=f"in{rows}")
+    import keras
+
+    x = make(
+        keras.layers.Conv2D, x, filters, 3, padding="same", activation="relu", name=f"in{rows}"
+    )
     for number in range(blocks):
-        x = _block(make, "Conv2D", x, filters, f"block{rows}_{number}")
+        x = _block(make, keras.layers.Conv2D, x, filters, f"block{rows}_{number}")
     return _zero(make, x, 3 * frames, f"change{rows}")
 
 
@@ -178,18 +191,20 @@ def _volume_part(
     make: SeededLayers, x: Any, rows: int, filters: int, blocks: int, frames: int
 ) -> Any:
     """Correct the coarsest frames: time is a separate axis."""
+    import keras
+
     thin = max(1, filters // 3)
-    x = make("Reshape", x[..., : 6 * frames], (rows, rows, 2, frames, 3))
+    x = make(keras.layers.Reshape, x[..., : 6 * frames], (rows, rows, 2, frames, 3))
     # past and guess of one number side by side, as channels
-    x = make("Permute", x, (4, 1, 2, 3, 5))
-    x = make("Reshape", x, (frames, rows, rows, 6))
+    x = make(keras.layers.Permute, x, (4, 1, 2, 3, 5))
+    x = make(keras.layers.Reshape, x, (frames, rows, rows, 6))
     relu = {"padding": "same", "activation": "relu"}
-    x = make("Conv3D", x, thin, 3, name=f"in{rows}", **relu)
+    x = make(keras.layers.Conv3D, x, thin, 3, name=f"in{rows}", **relu)
     for number in range(blocks):
-        x = _block(make, "Conv3D", x, thin, f"block{rows}_{number}")
+        x = _block(make, keras.layers.Conv3D, x, thin, f"block{rows}_{number}")
     # what all frames know of each other, to each frame
     x = _flat(make, x)
-    x = make("Conv2D", x, filters, 3, name=f"all{rows}", **relu)
+    x = make(keras.layers.Conv2D, x, filters, 3, name=f"all{rows}", **relu)
     return _zero(make, x, 3 * frames, f"change{rows}")
 
 
@@ -197,16 +212,20 @@ def _edge_part(
     make: SeededLayers, x: Any, rows: int, filters: int, blocks: int, frames: int
 ) -> Any:
     """Correct finer frames: blocks on half the map, edges from the whole one."""
+    import keras
+
     relu = {"padding": "same", "activation": "relu"}
-    edges = make("Conv2D", x, EDGES, 3, name=f"in{rows}", **relu)
-    x = make("Conv2D", x, filters, 4, 2, name=f"down{rows}", **relu)
+    edges = make(keras.layers.Conv2D, x, EDGES, 3, name=f"in{rows}", **relu)
+    x = make(keras.layers.Conv2D, x, filters, 4, 2, name=f"down{rows}", **relu)
     for number in range(blocks):
-        x = _block(make, "Conv2D", x, filters, f"block{rows}_{number}")
-    x = make("Conv2DTranspose", x, EDGES, 4, 2, name=f"up{rows}", **relu)
-    x = make("Concatenate", [edges, x])
+        x = _block(make, keras.layers.Conv2D, x, filters, f"block{rows}_{number}")
+    x = make(keras.layers.Conv2DTranspose, x, EDGES, 4, 2, name=f"up{rows}", **relu)
+    x = make(keras.layers.Concatenate, [edges, x])
     return _zero(make, x, 3 * frames, f"change{rows}")
 
 
 def _zero(make: SeededLayers, x: Any, channels: int, name: str) -> Any:
+    import keras
+
     start = {"kernel_initializer": "zeros", "padding": "same"}
-    return make("Conv2D", x, channels, 3, name=name, **start)
+    return make(keras.layers.Conv2D, x, channels, 3, name=name, **start)

@@ -1,13 +1,14 @@
 """The GPT is its papers' equations in NumPy, and its counts are those of closed forms.
 
-Tests dlguide.models.gpt.
+Tests dlcourse.nets.gpt.
 """
 
 import numpy as np
 import pytest
 
+from dlcourse import nets
+from dlcourse.nets import GPTShape, gpt
 from dlguide import models
-from dlguide.models import GPTShape, gpt
 
 SIZES = [
     {"length": 7, "vocabulary": 11, "width": 16, "heads": 4, "layers": 2},
@@ -68,7 +69,7 @@ def logits(model, tokens, layers, tied):
 
 @pytest.mark.parametrize("sizes", SIZES)
 def test_the_net_is_its_equations(sizes, keras):
-    model = models.build("gpt", dtype="float64", **sizes)
+    model = nets.build("gpt", dtype="float64", **sizes)
     rng = np.random.default_rng(2)
     model.set_weights([w + 0.3 * rng.standard_normal(w.shape) for w in model.get_weights()])
     tokens = rng.integers(0, sizes["vocabulary"], (3, sizes["length"]))
@@ -94,7 +95,7 @@ def test_a_product_of_query_and_key_depends_on_their_distance_only():
 
 @pytest.mark.parametrize("sizes", [{}, *SIZES])
 def test_closed_forms_are_what_is_counted_from_the_layers(sizes, keras):
-    shape, model = GPTShape(**sizes), models.build("gpt", **sizes)
+    shape, model = GPTShape(**sizes), nets.build("gpt", **sizes)
     counted = models.count(model)
     assert shape.parameters == counted.parameters == counted.trainable
     assert shape.parameters == sum(int(np.prod(w.shape)) for w in model.trainable_weights)
@@ -131,6 +132,6 @@ def test_published_models_have_their_published_parameters():
 )
 def test_sizes_that_do_not_divide_are_refused(sizes, text, keras):
     with pytest.raises(ValueError, match=text):
-        models.build("gpt", **sizes)
+        nets.build("gpt", **sizes)
     with pytest.raises(ValueError, match=text):
         GPTShape(**sizes)
