@@ -9,22 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlguide import published
-from dlguide.errors import require, require_count, require_known, require_positive
-
-__all__ = [
-    "DatasetPlacement",
-    "PeerExchange",
-    "PublishedTier",
-    "Striping",
-    "Tier",
-    "copy_seconds",
-    "epochs_to_pay",
-    "peer_exchange",
-    "place",
-    "published_tiers",
-    "shared_bytes",
-    "striping",
-]
+from dlguide.errors import require_known
 
 # Lustre Operations Manual: the size that most advice starts from (the default is 1 or 4 MiB), the
 # upper limit of the size, and the most targets of one file.
@@ -43,10 +28,6 @@ class Tier:
     room_nbytes: float
     per_node: bool
     latency_s: float
-
-    def __post_init__(self) -> None:
-        require_positive(self.latency_s, "latency_s")
-        require(self.room_nbytes >= 0, "room_nbytes", "be at least 0", self.room_nbytes)
 
 
 @dataclass(frozen=True)
@@ -121,9 +102,6 @@ def place(
     Source:
         PRACE Best Practice Guide Deep Learning (2019), section 4.6.
     """
-    nbytes = require_positive(nbytes, "nbytes")
-    nodes = require_count(nodes, "nodes")
-    require(len(tiers) > 0, "tiers", "name at least one storage", tiers)
     reasons = []
     for tier in sorted(tiers, key=lambda tier: tier.latency_s):
         where = f"on each of {nodes} nodes" if tier.per_node else "shared by all nodes"
@@ -174,17 +152,11 @@ def striping(
         path: the folder, still empty, for the files.
         file_system: "lustre" or "gpfs"; GPFS needs no command.
 
-    Raises:
-        ValueError: if the file system is unknown, a size is not positive, or a count is below 1.
-
     Source:
         Lustre Operations Manual, chapter Managing File Layout (Striping) and Free Space; PRACE
         Best Practice Guide Deep Learning (2019), section 4.6.
     """
     require_known(file_system, ("gpfs", "lustre"), "file_system")
-    file_nbytes = require_positive(file_nbytes, "file_nbytes")
-    sample_nbytes = require_positive(sample_nbytes, "sample_nbytes")
-    files, targets = require_count(files, "files"), require_count(targets, "targets")
     if file_system == "gpfs":
         reason = (
             "GPFS stripes every file by itself, in blocks over all its disks. Its users cannot "
@@ -234,25 +206,16 @@ def copy_seconds(
     `min(opens_per_s, nodes that open * client_opens_per_s)`. Leaves out latency, and the time to
     create the files on a node's disk.
 
-    Raises:
-        ValueError: if a size or rate is not positive, or a count is below 1.
-
     >>> {way: round(s) for way, s in copy_seconds(42e9, 448, 50e9, 1.25e9, 1e9).items()}
     {'each node copies all': 376, 'one reads and sends to all': 42, 'each node keeps a part': 1}
     """
-    nbytes, nodes = require_positive(nbytes, "nbytes"), require_count(nodes, "nodes")
-    shared = require_positive(shared_bytes_per_s, "shared_bytes_per_s")
-    link = require_positive(link_bytes_per_s, "link_bytes_per_s")
-    slower = min(link, require_positive(write_bytes_per_s, "write_bytes_per_s"))
-    require_count(files, "files")
-    all_open, one_opens = min(opens_per_s, nodes * client_opens_per_s), client_opens_per_s
-    require(min(all_open, one_opens) > 0, "opens_per_s", "be above 0", min(all_open, one_opens))
+    shared, slower = shared_bytes_per_s, min(link_bytes_per_s, write_bytes_per_s)
+    one_opens = min(opens_per_s, client_opens_per_s)
+    all_open = min(opens_per_s, nodes * client_opens_per_s)
     opened_s = files / all_open
     return {
         "each node copies all": max(nodes * nbytes / shared, nbytes / slower, nodes * opened_s),
-        "one reads and sends to all": max(
-            nbytes / shared, nbytes / slower, files / min(opens_per_s, one_opens)
-        ),
+        "one reads and sends to all": max(nbytes / shared, nbytes / slower, files / one_opens),
         "each node keeps a part": max(nbytes / shared, nbytes / nodes / slower, opened_s),
     }
 
@@ -266,15 +229,10 @@ def epochs_to_pay(copy_s: float, shared_epoch_s: float, local_epoch_s: float) ->
 
     Times of reading only; if computing takes longer than reading, a copy gains nothing.
 
-    Raises:
-        ValueError: if a time of an epoch is not positive, or that of the copy is negative.
-
     >>> epochs_to_pay(42.0, 64.0, 1.0), epochs_to_pay(42.0, 1.0, 1.0)
     (1, inf)
     """
-    require(copy_s >= 0, "copy_s", "be at least 0", copy_s)
-    shared_epoch_s = require_positive(shared_epoch_s, "shared_epoch_s")
-    saved_s = shared_epoch_s - require_positive(local_epoch_s, "local_epoch_s")
+    saved_s = shared_epoch_s - local_epoch_s
     return math.floor(copy_s / saved_s) + 1 if saved_s > 0 else math.inf
 
 
@@ -308,19 +266,13 @@ def peer_exchange(
         bytes_per_s: rate of a node's link in one direction (bytes/s).
         latency_s: time of an empty message (s); one for each fetched sample.
 
-    Raises:
-        ValueError: if a size or rate is not positive, or a count is below 1.
-
     Source:
         Zhang et al., FanStore, arXiv:1809.10799 (2018), for the idea; the formula is ours.
     """
-    samples, nodes = require_count(samples, "samples"), require_count(nodes, "nodes")
-    require(latency_s >= 0, "latency_s", "be at least 0", latency_s)
-    nbytes = samples * require_positive(sample_nbytes, "sample_nbytes")
     messages = samples / nodes * (1 - 1 / nodes)
     fetched = messages * sample_nbytes
-    seconds = messages * latency_s + fetched / require_positive(bytes_per_s, "bytes_per_s")
-    return PeerExchange(nbytes / nodes, fetched, messages, seconds)
+    seconds = messages * latency_s + fetched / bytes_per_s
+    return PeerExchange(samples * sample_nbytes / nodes, fetched, messages, seconds)
 
 
 def shared_bytes(nbytes: float, nodes: int, epochs: int) -> dict[str, float]:
@@ -328,14 +280,10 @@ def shared_bytes(nbytes: float, nodes: int, epochs: int) -> dict[str, float]:
 
     A copy to each node reads more than reading in each epoch if there are more nodes than epochs,
     though in order and with few opens; one node that reads and sends to the others reads once.
-
-    Raises:
-        ValueError: if a size or rate is not positive, or a count is below 1.
     """
-    nbytes = require_positive(nbytes, "nbytes")
     return {
-        "read each epoch": require_count(epochs, "epochs") * nbytes,
-        "each node copies all": require_count(nodes, "nodes") * nbytes,
+        "read each epoch": epochs * nbytes,
+        "each node copies all": nodes * nbytes,
         "one reads and sends to all": nbytes,
         "each node keeps a part": nbytes,
     }

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dlguide.errors import require, require_count, require_positive
-
-__all__ = ["SimulatedTraining", "WorkerTimes", "asynchronous", "synchronous"]
+from dlguide.errors import require
 
 BLOCK = 1 << 14  # random numbers drawn at a time
 
@@ -30,9 +28,6 @@ class WorkerTimes:
         slow: factor on the step times of single workers, by worker (index).
         between_failures_s: mean time between two failures of one worker, exponential (s).
         restart_s: from a failure until work continues (s).
-
-    Raises:
-        ValueError: if a value is out of range or a slow worker does not exist.
     """
 
     count: int
@@ -41,17 +36,6 @@ class WorkerTimes:
     slow: Mapping[int, float] = field(default_factory=dict)
     between_failures_s: float = math.inf
     restart_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        require_count(self.count, "count")
-        require_positive(self.step_s, "step_s")
-        _check_times(spread=self.spread, restart_s=self.restart_s)
-        between = self.between_failures_s
-        require(between > 0, "between_failures_s", "be positive", between)
-        for worker, factor in self.slow.items():
-            known = worker in range(self.count)
-            require(known, "slow", f"name workers 0 to {self.count - 1}", worker)
-            require_positive(factor, f"slow[{worker}]")
 
     def means(self) -> np.ndarray:
         """Return the mean time of each worker's step, (p,) (s)."""
@@ -121,19 +105,13 @@ def synchronous(
         checkpoint_s: time that all wait while one is written (s).
 
     Raises:
-        ValueError: if a value is out of range, or failures are so frequent that the training
-            is not expected to end within a million times its work.
+        ValueError: if failures are so frequent that the training is not expected to end within a
+            million times its work.
 
     Source:
         Backup workers: Chen et al., arXiv:1604.00981 (2016).
     """
-    require_count(steps, "steps")
-    require_count(backups, "backups", 0)
-    require(backups < workers.count, "backups", f"be below the {workers.count} workers", backups)
-    _check_times(exchange_s=exchange_s, checkpoint_s=checkpoint_s)
-    saving = checkpoint_every is not None
-    every = require_count(checkpoint_every, "checkpoint_every") if saving else steps
-    saves = checkpoint_s if saving else 0.0
+    every, saves = (checkpoint_every, checkpoint_s) if checkpoint_every else (steps, 0.0)
     random, needed = np.random.default_rng(seed), workers.count - backups
     between_s = workers.between_failures_s / workers.count
     ideal_s = min(every, steps) * (workers.means().max() + exchange_s) + saves
@@ -187,14 +165,9 @@ def asynchronous(
             the weights each, a k-th of it (s).
         travel_s: time of a gradient's way to the server and the weights' way back (s).
 
-    Raises:
-        ValueError: if a value is out of range.
-
     Source:
         Dean et al., NIPS (2012).
     """
-    require_count(updates, "updates")
-    _check_times(update_s=update_s, travel_s=travel_s)
     random, means = np.random.default_rng(seed), workers.means().tolist()
     block: list[float] = []
     used_s = 0.0
@@ -229,8 +202,3 @@ def asynchronous(
 def _until_failure(random: np.random.Generator, between_s: float) -> float:
     """Draw the time until a failure, which is memoryless (s)."""
     return random.exponential(between_s) if math.isfinite(between_s) else math.inf
-
-
-def _check_times(**times: float) -> None:
-    for name, value in times.items():
-        require(0 <= value < math.inf, name, "be at least 0", value)

@@ -15,40 +15,13 @@ from dataclasses import dataclass, replace
 from time import perf_counter, sleep
 from typing import Any
 
-from dlguide.errors import require, require_count, require_known, require_positive
-
-__all__ = [
-    "GUIDE",
-    "GUIDE_ORIGINAL_IMAGES",
-    "ClientShare",
-    "Clients",
-    "Disk",
-    "EpochTime",
-    "Gpfs",
-    "Lustre",
-    "ReadPattern",
-    "StorageDemand",
-    "Throttle",
-    "TrainingReads",
-    "demand",
-    "epoch",
-    "one_file_each",
-    "packed",
-    "throttle",
-]
+from dlguide.errors import require_known
 
 REQUEST_NBYTES = 1 << 20  # of a full-size request
 STRIPE_NBYTES = 1 << 20  # of Lustre
 BLOCK_NBYTES = 1 << 22  # of GPFS
 # A sleep lasts a little longer than requested; what follows may make up for so much (s).
 BURST_S = 0.002
-
-
-def _check(each: object, counts: str, positives: str) -> None:
-    for name in counts.split():
-        require_count(getattr(each, name), name)
-    for name in positives.split():
-        require_positive(getattr(each, name), name)
 
 
 @dataclass(frozen=True)
@@ -68,9 +41,6 @@ class TrainingReads:
     nodes: int
     seconds: float
     samples_per_file: float = 1
-
-    def __post_init__(self) -> None:
-        _check(self, "samples epochs nodes", "sample_nbytes seconds samples_per_file")
 
 
 @dataclass(frozen=True)
@@ -131,18 +101,10 @@ class ReadPattern:
     requests: int
     nbytes: float
 
-    def __post_init__(self) -> None:
-        _check(self, "files opens requests", "file_nbytes nbytes")
-
 
 def one_file_each(samples: int, sample_nbytes: float) -> ReadPattern:
-    """Return the reads of an epoch in which every sample is a file.
-
-    Raises:
-        ValueError: if the size is not positive, or the count is below 1.
-    """
-    each = math.ceil(require_positive(sample_nbytes, "sample_nbytes") / REQUEST_NBYTES)
-    samples = require_count(samples, "samples")
+    """Return the reads of an epoch in which every sample is a file."""
+    each = math.ceil(sample_nbytes / REQUEST_NBYTES)
     return ReadPattern(samples, sample_nbytes, samples, samples * each, samples * sample_nbytes)
 
 
@@ -154,15 +116,7 @@ def packed(
     With "sequential" access each client reads its own files, or its own part of a file, from
     start to end in requests of 1 MiB (TFRecord). With "random" access each client opens every
     file once and reads its samples one by one (LMDB, HDF5).
-
-    Raises:
-        ValueError: if the access is unknown, a size is not positive, a count is below 1, or there
-            are more files than samples.
     """
-    for name, value in (("samples", samples), ("files", files), ("clients", clients)):
-        require_count(value, name)
-    require(files <= samples, "files", f"be at most the {samples} samples", files)
-    require_positive(sample_nbytes, "sample_nbytes")
     nbytes = samples * sample_nbytes
     if require_known(access, ("random", "sequential"), "access") == "random":
         opens, requests = files * clients, samples * math.ceil(sample_nbytes / REQUEST_NBYTES)
@@ -180,9 +134,6 @@ class Clients:
     bytes_per_s: float
     in_flight: int = 1
 
-    def __post_init__(self) -> None:
-        _check(self, "count in_flight", "bytes_per_s")
-
 
 @dataclass(frozen=True)
 class Disk:
@@ -191,9 +142,6 @@ class Disk:
     bytes_per_s: float
     requests_per_s: float
     latency_s: float
-
-    def __post_init__(self) -> None:
-        _check(self, "", "bytes_per_s requests_per_s latency_s")
 
     def parts(self, reads: ReadPattern, clients: Clients) -> dict[str, float]:
         """Return the time of each part (s); every node reads its share of the epoch alone."""
@@ -244,14 +192,6 @@ class Lustre(_Parallel):
     stripe_count: int = 1
     client_opens_per_s: float = math.inf
 
-    def __post_init__(self) -> None:
-        counts = "metadata_servers targets stripe_count"
-        _check(self, counts, "opens_per_s bytes_per_s requests_per_s latency_s")
-        rate = self.client_opens_per_s
-        require(rate > 0, "client_opens_per_s", "be above 0", rate, "Leave it out for no limit.")
-        few, must = self.stripe_count <= self.targets, f"be at most the {self.targets} targets"
-        require(few, "stripe_count", must, self.stripe_count)
-
     def pieces(self, file_nbytes: float) -> int:
         """Count the targets that hold a file."""
         return min(self.stripe_count, math.ceil(file_nbytes / STRIPE_NBYTES))
@@ -271,10 +211,6 @@ class Gpfs(_Parallel):
     bytes_per_s: float
     requests_per_s: float
     latency_s: float
-
-    def __post_init__(self) -> None:
-        rates = "opens_per_s metadata_per_s bytes_per_s requests_per_s latency_s"
-        _check(self, "targets", rates)
 
     def pieces(self, file_nbytes: float) -> int:
         """Count the blocks of a file."""
@@ -332,10 +268,6 @@ class ClientShare:
     byte_s: float = 0.0
     latency_s: float = 0.0
 
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            require(0 <= value < math.inf, name, "be at least 0 and finite", value)
-
     def parts(self, opens: int, requests: int, nbytes: float) -> dict[str, float]:
         """Return how long each part of the storage is busy (s)."""
         return {
@@ -343,11 +275,6 @@ class ClientShare:
             "requests": requests * self.request_s + opens * self.open_as_request_s,
             "bandwidth": nbytes * self.byte_s,
         }
-
-    def least_s(self, opens: int, requests: int, nbytes: float, readers: int = 1) -> float:
-        """Return a lower bound of the time (s): all parts work at once."""
-        travelling = (opens + requests) * self.latency_s / require_count(readers, "readers")
-        return max(*self.parts(opens, requests, nbytes).values(), travelling)
 
 
 class Throttle:
@@ -381,26 +308,15 @@ class Throttle:
         return Throttle, (self.share,)  # another process has another clock
 
 
-def throttle(
-    storage: Disk | Lustre | Gpfs, reads: ReadPattern, clients: Clients, shared_by: int = 1
-) -> Throttle:
+def throttle(storage: Disk | Lustre | Gpfs, reads: ReadPattern, clients: Clients) -> Throttle:
     """Imitate a storage as one of its clients experiences it while all of them read.
 
     The parts of `storage.parts(reads, clients)` are divided by what one client does in the
     epoch. So the client's share of the epoch takes what `epoch` predicts, between its `least_s`
-    and its `most_s`; for that, `clients.in_flight` must be the number of readers.
-
-    Args:
-        reads: of all clients in an epoch.
-        shared_by: ranks of this machine that share one client's part, each with its own throttle.
-
-    Returns:
-        For `input_pipeline.Pipeline(..., throttle=...)`.
-
-    Raises:
-        ValueError: if `shared_by` is no positive integer.
+    and its `most_s`; for that, `clients.in_flight` must be the number of readers. The result is
+    for `input_pipeline.Pipeline(..., throttle=...)`.
     """
-    scale = require_count(shared_by, "shared_by") * clients.count
+    scale = clients.count
     parts = storage.parts(reads, clients)
     local = "metadata" not in parts
     request_s = parts["requests"] / (reads.requests + (reads.opens if local else 0)) * scale

@@ -1,7 +1,6 @@
 """oneDNN on and off is compared only with equal work, and the record says what was found.
 
-Tests dlcourse.bench.onednn, dlguide.bench.worker
-and dlguide.cli.bench.
+Tests dlcourse.bench.onednn with its command, and dlguide.bench.worker.
 """
 
 import dataclasses
@@ -15,10 +14,12 @@ from typer.testing import CliRunner
 from dlcourse.bench import onednn
 from dlcourse.bench.onednn import OnednnComparison, OnednnLog, OnednnSpeed
 from dlguide.bench.worker import WorkerProcess
+from dlguide.cli import add_commands
 from dlguide.cli.app import app
 from dlguide.machine import describe, threads
 from dlguide.measure import Timing, limits
 
+add_commands()
 AVX512 = "Intel AVX-512 with Intel DL Boost"
 
 

@@ -9,9 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from dlcourse.bench import streams
+from dlguide.cli import add_commands
 from dlguide.cli.app import app
 from dlguide.machine import describe
 from dlguide.measure import Timing
+
+add_commands()
 
 
 def split(count=2, threads=1, batch=4, latency_s=0.5):

@@ -18,7 +18,7 @@ from pathlib import Path
 from dlcourse import onednn
 from dlguide import models, published
 from dlguide.bench.worker import START_S, STEP_S, WorkerProcess, ask_all
-from dlguide.errors import require, require_count, require_known, require_positive
+from dlguide.errors import require, require_known
 from dlguide.machine import describe, threads
 from dlguide.measure import Ratio, Timing, ratio
 from dlguide.measure.limits import SHARE, Bound, Limits
@@ -167,8 +167,6 @@ def compare(
     of each turn is kept apart: its caches are the other side's.
 
     Args:
-        net: a net that `models.build` knows.
-        batch_per_rank: images per step (count).
         image: height and width of the images (pixels); None takes the net's own, as a net for
             MNIST must.
         seconds: time of all turns together (s); a step that takes longer is ended.
@@ -178,39 +176,31 @@ def compare(
         RuntimeError: when the two sides do not compute the same, or a process fails.
     """
     require_known(net, models.names("digits", "imagenet"), "net")
-    require_count(batch_per_rank, "batch_per_rank")
-    require_positive(seconds, "seconds")
-    require(bool(modes), "modes", "name train, infer or both", list(modes))
     for mode in modes:
         require_known(mode, MODES, "modes")
     machine = describe()
     plan = threads.plan(machine)
-    with ThreadPoolExecutor() as both:
-        on, off = both.map(_log, ("1", "0"))
+    with ThreadPoolExecutor() as pool:
+        on, off = pool.map(_log, ("1", "0"))
     sides = (True, False) if on.convolutions else (False,)
     speeds = []
     with ExitStack() as stack:
-        processes = {
-            side: stack.enter_context(WorkerProcess({SWITCH: str(int(side))})) for side in sides
-        }
+        both = [stack.enter_context(WorkerProcess({SWITCH: str(int(side))})) for side in sides]
         work = {"net": net, "batch_per_rank": batch_per_rank, "image": image, "seed": seed}
         work |= {"plan": dataclasses.asdict(plan), "rank": 0}
-        both_sides = list(processes.values())
-        built = ask_all(both_sides, START_S, "build", **work)
-        firsts = {mode: ask_all(both_sides, START_S, "check", mode=mode) for mode in modes}
+        built = ask_all(both, START_S, "build", **work)
+        firsts = {mode: ask_all(both, START_S, "check", mode=mode) for mode in modes}
         apart = require_equal_work([each["digest"] for each in built], firsts)
         share_s = seconds / (len(modes) * len(sides) * TURNS)
         for mode in modes:
-            steps: dict[bool, list[float]] = {side: [] for side in sides}
-            warmup: dict[bool, list[float]] = {side: [] for side in sides}
-            for _ in range(TURNS):
-                for side, process in processes.items():
-                    process.ask("run", mode=mode, seconds=share_s)
-                    first, *others = process.answer(share_s + STEP_S)
-                    warmup[side].append(first)
-                    steps[side] += others
-            for side in sides:
-                timing = Timing(tuple(steps[side]), tuple(warmup[side]))
+            turns = [
+                [ask_all([each], share_s + STEP_S, "run", mode=mode, seconds=share_s)[0]
+                 for each in both]
+                for _ in range(TURNS)
+            ]  # fmt: skip
+            for side, took in zip(sides, zip(*turns, strict=True), strict=True):
+                steps = tuple(second for turn in took for second in turn[1:])
+                timing = Timing(steps, tuple(turn[0] for turn in took))
                 speeds.append(OnednnSpeed(mode, side, batch_per_rank, timing))
     return OnednnComparison(
         f"{machine.name}: {machine.processor}",

@@ -11,14 +11,13 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import ExitStack
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
 from dlcourse.bench.onednn import require_equal_work
 from dlguide import models
 from dlguide.bench.worker import START_S, STEP_S, WorkerProcess, ask_all
-from dlguide.errors import require_count, require_known, require_positive
+from dlguide.errors import require_known
 from dlguide.machine import Machine, describe, threads
 from dlguide.measure import Timing
 
@@ -72,30 +71,51 @@ def compare(
     splits take turns, so the processes of all of them are in memory together.
 
     Args:
-        net: a net that `models.build` knows.
-        batch_per_rank: images of one answer of a stream.
         image: height and width of the images (pixels); None for the net's default.
         seconds: time of all turns together (s).
         machine: the machine with the cores; None for this one.
 
     Raises:
-        ValueError: if an argument is invalid.
         RuntimeError: if streams compute different answers, or a process fails.
     """
     machine = describe() if machine is None else machine
     cores = machine.usable_cores
-    splits = sorted({2**power for power in range(cores.bit_length())} | {cores})
+    counts = sorted({2**power for power in range(cores.bit_length())} | {cores})
     require_known(net, models.names("digits", "imagenet"), "net")
-    require_count(batch_per_rank, "batch_per_rank")
-    require_positive(seconds, "seconds")
-    plans = [threads.plan(machine, each) for each in splits]
+    plans = [threads.plan(machine, count) for count in counts]
+    share_s = seconds / (len(plans) * TURNS)
     work = {"net": net, "batch_per_rank": batch_per_rank, "image": image, "seed": seed}
-    measured = _measure(plans, work, seconds / (len(plans) * TURNS))
-    require_equal_work(
-        [digest for _, digest in measured],
-        {"infer": [split.answer for split, _ in measured]},
-    )
-    return [split for split, _ in measured]
+    with ExitStack() as stack:
+        running = []
+        for plan in plans:
+            streams = [stack.enter_context(WorkerProcess()) for _ in range(plan.ranks)]
+            for rank, stream in enumerate(streams):
+                stream.ask("build", plan=dataclasses.asdict(plan), rank=rank, **work)
+            running.append(streams)
+        built = [stream.answer(START_S) for streams in running for stream in streams]
+        answers = [ask_all(streams, START_S, "check", mode="infer") for streams in running]
+        every = [answer for split in answers for answer in split]
+        require_equal_work([one["digest"] for one in built], {"infer": every})
+        latencies: list[list[float]] = [[] for _ in plans]
+        first: list[list[float]] = [[] for _ in plans]
+        rates: list[list[float]] = [[] for _ in plans]
+        # one more turn goes first, to warm up threads and caches
+        for turn in range(TURNS + 1):
+            for k, streams in enumerate(running):
+                begin = perf_counter()
+                took = ask_all(streams, share_s + STEP_S, "run", mode="infer", seconds=share_s)
+                wall_s = perf_counter() - begin
+                if turn:
+                    rates[k].append(batch_per_rank * sum(map(len, took)) / wall_s)
+                    first[k] += [each[0] for each in took]
+                    latencies[k] += [second for each in took for second in each[1:]]
+    return [
+        StreamSplit(
+            plan.ranks, plan.threads, batch_per_rank, Timing(tuple(latencies[k]), tuple(first[k])),
+            tuple(rates[k]), (answers[k][0][0], answers[k][0][1]),
+        )
+        for k, plan in enumerate(plans)
+    ]  # fmt: skip
 
 
 def table(splits: Sequence[StreamSplit]) -> str:
@@ -107,42 +127,3 @@ def table(splits: Sequence[StreamSplit]) -> str:
         for each in splits
     ]
     return "\n".join(lines)
-
-
-def _measure(
-    plans: Sequence[threads.ThreadPlan], work: dict[str, Any], share_s: float
-) -> list[tuple[StreamSplit, str]]:
-    """Start the streams of all splits, check that they agree, let the splits take turns."""
-    batch = work["batch_per_rank"]
-    found = []
-    with ExitStack() as stack:
-        running = []
-        for plan in plans:
-            streams = [stack.enter_context(WorkerProcess()) for _ in range(plan.ranks)]
-            for rank, stream in enumerate(streams):
-                stream.ask("build", plan=dataclasses.asdict(plan), rank=rank, **work)
-            running.append(streams)
-        built = [[stream.answer(START_S) for stream in streams] for streams in running]
-        answers = [ask_all(streams, START_S, "check", mode="infer") for streams in running]
-        for each, came in zip(built, answers, strict=True):
-            require_equal_work([one["digest"] for one in each], {"infer": came})
-        latencies: list[list[float]] = [[] for _ in plans]
-        first: list[list[float]] = [[] for _ in plans]
-        rates: list[list[float]] = [[] for _ in plans]
-        # one more turn goes first, to warm up threads and caches
-        for turn in range(TURNS + 1):
-            for k, streams in enumerate(running):
-                begin = perf_counter()
-                took = ask_all(streams, share_s + STEP_S, "run", mode="infer", seconds=share_s)
-                wall_s = perf_counter() - begin
-                if turn:
-                    rates[k].append(batch * sum(map(len, took)) / wall_s)
-                    first[k] += [each[0] for each in took]
-                    latencies[k] += [second for each in took for second in each[1:]]
-    for k, plan in enumerate(plans):
-        timing, answer = Timing(tuple(latencies[k]), tuple(first[k])), answers[k][0]
-        split = StreamSplit(
-            plan.ranks, plan.threads, batch, timing, tuple(rates[k]), (answer[0], answer[1])
-        )
-        found.append((split, built[k][0]["digest"]))
-    return found
