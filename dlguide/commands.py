@@ -18,7 +18,7 @@ import psutil
 
 from dlguide.errors import require_positive
 
-STARTED_BY_MPI = ("PMI_", "PMIX_", "OMPI_", "HYDRA_", "HYDI_", "MPI_LOCAL")
+STARTED_BY_MPI = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDRA_", "HYDI_", "MPI_LOCAL")
 
 
 @dataclass(frozen=True)

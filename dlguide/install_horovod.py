@@ -31,6 +31,7 @@ from pathlib import Path
 
 from dlguide import commands, preflight
 from dlguide.cluster import processes
+from dlguide.cluster.mpi import kernel_environment
 from dlguide.errors import MissingComponentError, require
 from dlguide.files import cache_folder, sha256
 
@@ -193,8 +194,15 @@ def wheels_folder() -> Path:
     return cache_folder() / "wheels"
 
 
+# Of Horovod's own variables those that its build reads; the others are read by ranks.
+BUILD_VARIABLES = re.compile(
+    r"HOROVOD_(GPU|CUDA|NCCL|ROCM|CPU_OPERATIONS|WITH|WITHOUT|MPI|CCL|DDL|ALLOW|BUILD|DEBUG|MPICXX)\w*"
+    r"|CC|CXX|C(XX|PP)?FLAGS|LDFLAGS|CUDAHOSTCXX|CMAKE_ARGS|CMAKE_GENERATOR"
+)
+
+
 def cache_key(mpicc: Path, pytorch: bool = False) -> str:
-    """Return a name with all that a wheel depends on: Python, frameworks, MPI, machine, recipe.
+    """Return a name with all that a wheel depends on, also variables set for the build.
 
     The path of the MPI is part of it only for an MPI of the site; the mpich wheel is found relative
     to Horovod's own file.
@@ -210,12 +218,15 @@ def cache_key(mpicc: Path, pytorch: bool = False) -> str:
         frameworks += f"-torch{installed_version('torch')}"
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     machine = f"{platform.machine()}-{''.join(platform.libc_ver())}"
-    return f"horovod{HOROVOD_VERSION}-{python}-{frameworks}-{mpi}-{machine}-recipe{RECIPE}"
+    key = f"horovod{HOROVOD_VERSION}-{python}-{frameworks}-{mpi}-{machine}-recipe{RECIPE}"
+    given = sorted(pair for pair in os.environ.items() if BUILD_VARIABLES.fullmatch(pair[0]))
+    return f"{key}-set{hashlib.sha256(repr(given).encode()).hexdigest()[:12]}" if given else key
 
 
 def self_test(mpi_bin: Path, framework: str = "tensorflow") -> None:
     """Sum a value over two ranks with the Horovod just installed."""
-    env = {**commands.without_mpi(), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+    env = commands.without_mpi() | kernel_environment()
+    env |= {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
     launcher = mpi_bin / "mpiexec"
     if (mpi_bin / "mpiexec.gforker").exists():
         launcher = mpi_bin / "mpiexec.gforker"

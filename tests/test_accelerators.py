@@ -98,8 +98,14 @@ class Config:
     def __init__(self, gpus, started=False):
         self.gpus, self.visible, self.started, self.grows = gpus, list(gpus), started, []
         self.experimental = SimpleNamespace(
-            set_memory_growth=lambda gpu, grow: self.grows.append((gpu, grow))
+            get_memory_growth=lambda gpu: (gpu, True) in self.grows,
+            set_memory_growth=self.set_memory_growth,
         )
+
+    def set_memory_growth(self, gpu, grow):
+        if self.started:
+            raise RuntimeError("Physical devices cannot be modified after being initialized")
+        self.grows.append((gpu, grow))
 
     def list_physical_devices(self, kind):
         return list(self.gpus)
@@ -128,7 +134,10 @@ def test_too_late_is_an_error_unless_nothing_changes():
     with pytest.raises(RuntimeError, match="already computed"):
         accelerators.select(DeviceAssignment("gpu", 1, ""), Config(["g0", "g1"], started=True))
     accelerators.select(DeviceAssignment("cpu", None, ""), Config([], started=True))
-    only = Config(["g0"], started=True)
+    only = Config(["g0"])
+    accelerators.select(DeviceAssignment("gpu", 0, ""), only)
+    assert only.grows == [("g0", True)]  # where a job shows each rank its GPU alone, too
+    only.started = True
     accelerators.select(DeviceAssignment("gpu", 0, ""), only)
     assert only.visible == ["g0"]
 

@@ -68,7 +68,8 @@ def test_run_gives_one_result_per_rank_in_rank_order(ranks):
 
 SHADOWED = """
 def where():
-    import numpy, beside
+    import numpy, beside, os
+    assert "PYTHONSAFEPATH" not in os.environ
     return numpy.__file__, beside.VALUE
 if __name__ == "__main__":
     from dlguide.cluster import Cluster
@@ -77,11 +78,13 @@ if __name__ == "__main__":
     with Cluster(ranks=2) as cluster:
         print(cluster.run(where))
 """
-SCRIPT = "import numpy, beside; print(numpy.__file__, beside.VALUE)"
+SCRIPT = "import numpy, beside, os; print(numpy.__file__, beside.VALUE); "
+SCRIPT += "assert 'PYTHONSAFEPATH' not in os.environ"
 
 
 def test_a_file_of_the_working_directory_shadows_no_module(tmp_path):
     (tmp_path / "numpy.py").write_text("raise ImportError('the wrong numpy')")
+    (tmp_path / "random.py").write_text("raise ImportError('the wrong random')")
     (tmp_path / "beside.py").write_text("VALUE = 'own module'")
     (tmp_path / "program.py").write_text(SHADOWED)
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 
 from dlguide import machine
 from dlguide.machine import topology
-from dlguide.machine.topology import EXTENSIONS, Machine, format_cpus, parse_cpus, quota_cores
+from dlguide.machine.topology import (
+    EXTENSIONS,
+    Machine,
+    format_cpus,
+    group_free_bytes,
+    parse_cpus,
+    quota_cores,
+)
 
 
 def describe(roots, cpus):
@@ -151,6 +158,14 @@ def test_describe_keeps_to_the_quota_of_a_container(tmp_path, files):
     found = describe((sys_root, proc_root), range(64))
     assert (found.physical_cores, found.quota_cores, found.usable_cores) == (64, 3.5, 3)
     assert found.memory_bytes == 2**32
+    assert group_free_bytes(sys_root, proc_root) is None  # nothing says what is used
+    used = {"current": 2**31, "stat": f"anon 1\ninactive_file {2**30}\n"}
+    if "cpu.max" not in files:
+        used = {"usage_in_bytes": 2**31, "stat": f"cache 1\ntotal_inactive_file {2**30}\n"}
+    for name, text in used.items():
+        folder = sys_root / "fs/cgroup" / ("" if "cpu.max" in files else "memory")
+        write(folder / f"memory.{name}", text)
+    assert group_free_bytes(sys_root, proc_root) == 2**32 - 2**31 + 2**30
     file = "memory.max" if "cpu.max" in files else "memory/memory.limit_in_bytes"
     write(sys_root / "fs/cgroup" / file, 2**63 - 4096)  # no limit
     assert describe((sys_root, proc_root), range(64)).memory_bytes == 16 * 2**30

@@ -100,6 +100,14 @@ def test_key_names_all_that_the_wheel_depends_on(tmp_path, monkeypatch):
     first = install_horovod.cache_key(site)
     program(tmp_path / "mpicc", "echo gcc -lmpi -lucp")
     assert len({own, first, install_horovod.cache_key(site)}) == 3
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "5")  # of ranks, not of the build
+    assert install_horovod.cache_key(BIN / "mpicc") == own
+    keys = {own}
+    for name, value in (("HOROVOD_GPU_OPERATIONS", "NCCL"), ("CXX", "g++-11"), ("CXX", "clang++")):
+        monkeypatch.setenv(name, value)
+        keys.add(install_horovod.cache_key(BIN / "mpicc"))
+    assert len(keys) == 4
+    monkeypatch.undo()
     monkeypatch.setattr(install_horovod, "installed_version", lambda name: "9.9")
     assert install_horovod.cache_key(BIN / "mpicc") != own
 

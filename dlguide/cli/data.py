@@ -160,10 +160,11 @@ def _start(
 ) -> None:
     """Run this command on ranks of this machine and leave with their exit status."""
     from dlguide.cluster.environment import find_mpiexec
+    from dlguide.cluster.mpi import kernel_environment
 
     options = {"--quick": quick, "--replace": replace, "--json": as_json}
     command = [find_mpiexec(), "-n", ranks, sys.executable, "-m", "mpi4py", "-m", "dlguide.cli"]
     command += ["data", "stage", source.absolute(), target.absolute()]
     command += [option for option, given in options.items() if given]
-    env = {**os.environ, "UCX_TLS": os.environ.get("UCX_TLS", "sm,self")}  # as in a Cluster
+    env = {"UCX_TLS": "sm,self", **os.environ, **kernel_environment()}  # as in a Cluster
     raise typer.Exit(subprocess.run([str(word) for word in command], env=env).returncode)

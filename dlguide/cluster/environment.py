@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from dlguide.cluster import processes
-from dlguide.cluster.mpi import SESSION, find_mpi
-from dlguide.cluster.rank import STALL_WARNING_S
+from dlguide.cluster.mpi import SESSION, find_mpi, kernel_environment
+from dlguide.cluster.rank import SAFE_PATH, STALL_WARNING_S
 from dlguide.collectives.elastic import ELASTIC
+from dlguide.commands import without_mpi
 from dlguide.errors import MissingComponentError, require, require_count, require_known
 from dlguide.machine import threads
 from dlguide.machine.onednn_switch import VARIABLE, onednn_environment
@@ -54,7 +55,8 @@ def rank_environment(
     # what a user has set for the ranks needs nothing from here
     onednn = {} if VARIABLE in more else onednn_environment()
     return {
-        **os.environ,
+        **without_mpi(),  # of a launcher around this process
+        **kernel_environment(),
         **onednn,
         **plan.environment(0),
         ELASTIC: "",  # of an elastic run around this process: it goes on, not what it starts
@@ -63,6 +65,8 @@ def rank_environment(
         processes.FOLDER: str(folder),
         processes.PLAN: json.dumps(asdict(plan)),
         SESSION: str(folder),
+        # ipyparallel's helpers start with the working directory first, where a `random.py` may be
+        SAFE_PATH: os.environ.get(SAFE_PATH) or processes.MARK,
         "UCX_TLS": os.environ.get("UCX_TLS", "sm,self"),
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(STALL_WARNING_S),
         # Horovod looks for new gradients once a cycle. Its own 1 ms is a large part of a step of

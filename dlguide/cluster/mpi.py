@@ -10,8 +10,10 @@ library of different MPIs may start every rank as a world of one, without an err
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -21,12 +23,14 @@ from typing import Any
 
 from dlguide.errors import MissingComponentError, require, require_known
 
+CMA = "MPIR_CVAR_CH4_CMA_ENABLE"  # MPICH's copies between processes by the kernel
 NAMED = "DLGUIDE_MPI"  # in a rank: the MPI that `mpi` has named
 LIBRARY = "MPI4PY_LIBMPI"  # which library mpi4py loads
 ONE_MPI = (
     f"Launcher and library must be of one MPI: unset {LIBRARY} and DLGUIDE_MPIEXEC, or name one "
     "that is installed with `mpi`."
 )
+NO_SHARED_MEMORY = ("MPIDI_POSIX", "Bus error", "shm_open", "/dev/shm")  # in MPICH's words
 SESSION = "PRTE_MCA_prte_tmpdir_base"  # where Open MPI's launcher makes its folder
 
 
@@ -136,6 +140,37 @@ class _NoHorovod(MetaPathFinder):
             )
 
 
+@functools.cache
+def copies_between_processes() -> bool:
+    """Whether the kernel allows `process_vm_readv`, by which MPICH copies between ranks.
+
+    Containers with a strict seccomp profile, gVisor and emulators refuse it.
+    """
+
+    class Part(ctypes.Structure):
+        _fields_ = (("base", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
+
+    read = getattr(ctypes.CDLL(None), "process_vm_readv", None)
+    if read is None:
+        return False
+    source, target = ctypes.create_string_buffer(b"x"), ctypes.create_string_buffer(1)
+    here, there = (Part(ctypes.addressof(each), 1) for each in (target, source))
+    return read(os.getpid(), ctypes.byref(here), 1, ctypes.byref(there), 1, 0) == 1
+
+
+@functools.cache
+def kernel_environment() -> dict[str, str]:
+    """Return the variables that ranks need on this kernel; says once why there are any."""
+    if CMA in os.environ or copies_between_processes():
+        return {}
+    print(
+        "This kernel refuses process_vm_readv, as strict containers do: MPICH's ranks copy large "
+        f"messages through shared memory instead ({CMA}=0).",
+        file=sys.stderr,
+    )
+    return {CMA: "0"}
+
+
 def world() -> tuple[int, str] | None:
     """Return the size of MPI's world and the library's name; None until a program starts MPI."""
     mpi = sys.modules.get("mpi4py.MPI")
@@ -160,5 +195,14 @@ def require_one_world(sizes: Iterable[int], ranks: int, library: str, launcher: 
 
 
 def advice(log: str) -> str:
-    """Return what to do where a log shows MPICH's library under Open MPI's launcher."""
-    return f"\n{ONE_MPI}" if "unsupported PMI version" in log else ""
+    """Return what to do about what a log shows: two MPIs, or too little shared memory."""
+    if "unsupported PMI version" in log:
+        return f"\n{ONE_MPI}"
+    if any(sign in log for sign in NO_SHARED_MEMORY):
+        free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else None
+        there = "is missing" if free is None else f"has {free / 1e6:.0f} MB free"
+        return (
+            f"\nRanks exchange messages through /dev/shm, which {there} here: "
+            "`sudo mount -o remount,size=1G /dev/shm`, in Docker `docker run --shm-size=1g`."
+        )
+    return ""

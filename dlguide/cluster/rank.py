@@ -31,6 +31,7 @@ from dlguide.machine import threads
 from dlguide.machine.onednn_switch import adopt
 
 BEAT_S = 0.25
+SAFE_PATH = "PYTHONSAFEPATH"
 SHARED_S = 10.0  # for so long an MPI that has started is asked for its shared memory
 NEW_OBJECTS = 10_000  # between two collections; Python 3.11 collects after 700 by default
 OWN_FOLDER = Path(__file__).parent
@@ -247,6 +248,12 @@ def _failure(phase: str, error: str) -> dict[str, Any]:
     return {"phase": phase, "error": error, "traceback": text}
 
 
+def leave_start() -> None:
+    """In a rank that has started: take back what only its start needed."""
+    if os.environ.get(SAFE_PATH) == processes.MARK:
+        del os.environ[SAFE_PATH]
+
+
 def prepare() -> None:
     """Prepare an engine of dlguide's launcher before it loads TensorFlow: cores, threads, log."""
     mpi.prepare_rank()
@@ -256,6 +263,7 @@ def prepare() -> None:
     # the plan is one node's; nodes are filled in turn
     threads.apply(plan, MPI.COMM_WORLD.rank % plan.ranks)
     collect_rarely()
+    leave_start()
     # A rank may be killed at any moment: its temporary files (TensorFlow makes one for each
     # function it traces) are removed with the cluster's folder.
     tempfile.tempdir = os.environ[processes.FOLDER]

@@ -29,7 +29,7 @@ from dlguide.cluster.errors import RankError
 from dlguide.cluster.mpi import KNOWN, prepare_rank, require_one_world, world
 from dlguide.cluster.output import RankPipes, redirect
 from dlguide.cluster.processes import PLAN
-from dlguide.cluster.rank import BEAT_S, Monitor, collect_rarely, guarded, log_path
+from dlguide.cluster.rank import BEAT_S, Monitor, collect_rarely, guarded, leave_start, log_path
 from dlguide.cluster.supervision import LOOK_S, RankProcesses, Replies, supervise
 from dlguide.collectives import rendezvous
 from dlguide.collectives.elastic import Committed, two_copies
@@ -305,6 +305,7 @@ def rank_main(
         return
     prepare_rank()
     collect_rarely()
+    leave_start()
     redirect(folder, rank, silent=[1] if seed is not None and rank > 0 else [])
     threads.apply(plan, rank)
     port = folder / "gloo-port"

@@ -19,6 +19,7 @@ from dlguide.data import datasets
 from dlguide.doctor.result import CheckResult
 from dlguide.errors import DataError
 from dlguide.machine.onednn_switch import VARIABLE
+from dlguide.machine.topology import group_free_bytes
 
 RANK_BYTES = 700_000_000  # a rank with TensorFlow, the MNIST net and its data
 DISK_BYTES = 1_000_000_000  # notebooks, plots, checkpoints
@@ -105,7 +106,9 @@ def onednn(limit_s: float) -> CheckResult:
 def memory(limit_s: float) -> CheckResult:
     """Compare the free memory with what two ranks and a kernel need."""
     total = machine.describe().memory_bytes
-    free = min(psutil.virtual_memory().available, total)
+    left = group_free_bytes()
+    available = psutil.virtual_memory().available
+    free = available if left is None else min(available, left)
     found = f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free"
     fix = "ps -eo rss,pid,args --sort=-rss | head  # end what you do not need"
     if free < 2 * RANK_BYTES:

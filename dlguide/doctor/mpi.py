@@ -14,6 +14,7 @@ from pathlib import Path
 from dlguide import commands
 from dlguide.cluster import processes
 from dlguide.cluster.environment import find_mpiexec
+from dlguide.cluster.mpi import CMA, copies_between_processes, kernel_environment
 from dlguide.doctor.result import CheckResult
 from dlguide.errors import MissingComponentError
 from dlguide.machine.onednn_switch import onednn_environment
@@ -154,6 +155,8 @@ def _mpi4py(record: dict | None, how: str) -> CheckResult:
         return CheckResult(name, False, alone, REINSTALL)
     version = re.search(r"MPICH Version: (\S+)", library)
     shown = f"MPICH {version.group(1)}" if version else library
+    if version and CMA not in os.environ and not copies_between_processes():
+        shown += f"; without process_vm_readv, which this kernel refuses ({CMA}=0)"
     return CheckResult(name, True, f"sum 3 after {record['seconds']:.1f} s; {shown}")
 
 
@@ -173,7 +176,7 @@ def _horovod(record: dict | None, how: str) -> CheckResult:
 
 
 def _environment(launcher: Path) -> dict[str, str]:
-    env = commands.without_mpi()
+    env = {**commands.without_mpi(), **kernel_environment()}
     if launcher.name == "mpiexec.gforker":
         env.setdefault("UCX_TLS", "sm,self")  # one host: no listener outside it
     # A kernel whose PATH lacks the environment must find the environment's programs.

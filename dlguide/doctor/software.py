@@ -42,8 +42,8 @@ import contextlib, numpy
 with contextlib.suppress(ModuleNotFoundError):
     import onnxruntime
 {mpi.LOADERS["mpi4py"]}{mpi.TENSORFLOW}
-from dlcourse import libraries
-for line in libraries.summary(libraries.loaded()).splitlines():
+from dlcourse import onednn
+for line in onednn.library_summary(onednn.loaded_libraries()).splitlines():
     print("DOCTOR", line)
 """
 

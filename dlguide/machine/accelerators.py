@@ -161,11 +161,12 @@ def select(place: DeviceAssignment, config: Any = None) -> None:
         config = tf.config
     gpus = config.list_physical_devices("GPU")
     wanted = [] if place.gpu is None else [gpus[place.gpu]]
-    if config.get_visible_devices("GPU") == wanted:
-        return
+    fixed = config.get_visible_devices("GPU") != wanted
+    grows = [gpu for gpu in wanted if not config.experimental.get_memory_growth(gpu)]
     try:
-        config.set_visible_devices(wanted, "GPU")
-        for gpu in wanted:
+        if fixed:
+            config.set_visible_devices(wanted, "GPU")
+        for gpu in grows:
             config.experimental.set_memory_growth(gpu, True)
     except RuntimeError as error:
         raise RuntimeError(

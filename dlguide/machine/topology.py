@@ -354,6 +354,22 @@ def memory_bytes(sysfs: Path, proc: Path) -> int:
     return min(sizes, default=0)
 
 
+def group_free_bytes(sysfs: Path = Path("/sys"), proc: Path = Path("/proc")) -> int | None:
+    """Return what the control groups leave free; None if they do not limit the memory (bytes).
+
+    Used memory is without pages of files that nobody has read twice, which the kernel gives back.
+    """
+    free = []
+    for folder in _control_groups(sysfs, proc, "memory"):
+        for limit, usage in (("max", "current"), ("limit_in_bytes", "usage_in_bytes")):
+            most, used = (read_integer(folder / f"memory.{name}") for name in (limit, usage))
+            if most is not None and used is not None:
+                stat = read_text(folder / "memory.stat")
+                kept = re.search(r"^(?:total_)?inactive_file (\d+)$", stat, re.MULTILINE)
+                free.append(max(0, most - used + (int(kept[1]) if kept else 0)))
+    return min(free, default=None)
+
+
 def _gpus(sysfs: Path, proc: Path) -> tuple[str, ...]:
     nvidia = [
         re.search(r"^Model:\s*(.+)$", read_text(path), re.MULTILINE)
