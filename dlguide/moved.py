@@ -17,7 +17,7 @@ MOVED = {
     "dlguide.data.input_pipeline.ShardSource": "dlcourse.readers.imagenet_shards",
     "dlguide.data.readers": "dlcourse.readers",
     "dlguide.data.synthetic": "dlcourse.synthetic",
-    "dlguide.machine.libraries": "dlcourse.libraries",
+    "dlguide.machine.libraries": "dlcourse.onednn",
     "dlguide.machine.onednn": "dlcourse.onednn",
     "dlguide.measure.horovod_timeline": "dlcourse.horovod_timeline",
     "dlguide.measure.utilisation": "dlcourse.utilisation",

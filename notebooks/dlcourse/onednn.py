@@ -1,4 +1,4 @@
-"""oneDNN's verbose log as records and as a table, and the layouts it names.
+"""oneDNN: its verbose log, the layouts it names, its rates, and the libraries loaded beside it.
 
 oneDNN does the convolutions, products and poolings of TensorFlow on CPUs. With the environment
 variable ONEDNN_VERBOSE=profile_exec, set before TensorFlow starts, it prints one line for each
@@ -12,14 +12,25 @@ Source:
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+import tempfile
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from dlguide import commands
-from dlguide.errors import require, require_known
+from dlguide.errors import require_known
+from dlguide.machine import describe, onednn_state
 from dlguide.machine.onednn_switch import VARIABLE
+from dlguide.machine.topology import read_text
 
 # dnnl in 2020, onednn since; MKL-DNN's lines of 2019 had other fields
 _PREFIXES = ("onednn_verbose", "dnnl_verbose")
@@ -163,7 +174,6 @@ def run_verbose(
     Raises:
         RuntimeError: if the program fails or takes too long, with its last lines.
     """
-    require(isinstance(program, str) and bool(program.strip()), "program", "be a text", program)
     wanted = {VARIABLE: "1"} | commands.without_mpi() | {"ONEDNN_VERBOSE": "profile_exec"}
     wanted |= dict(env or {})
     done = commands.run([sys.executable, "-u", "-c", program], timeout_s, env=wanted)
@@ -220,3 +230,296 @@ def layout_name(tag: str, weights: bool = False) -> str:
     names = str.maketrans("abcdABCD", "oihwOIHW" if weights else "nchwNCHW")
     named = tag.translate(names)
     return named if any(letter.isdigit() for letter in tag) else named.upper()
+
+
+# --- the libraries of this process ---
+
+ROLES = ("BLAS", "deep learning", "threads", "messages")
+# By threadpoolctl's name of the interface or the prefix of the file.
+_POOLS = {
+    "openblas": ("BLAS", "OpenBLAS", "open source"),
+    "mkl": ("BLAS", "MKL", "Intel"),
+    "blis": ("BLAS", "BLIS (AOCL)", "open source, AMD"),
+    "flexiblas": ("BLAS", "FlexiBLAS", "open source"),
+    "libgomp": ("threads", "OpenMP of GCC", "open source"),
+    "libiomp": ("threads", "OpenMP of Intel", "Intel"),
+    "libomp": ("threads", "OpenMP of LLVM", "open source"),
+}
+# Pattern of the file's name, role, name, vendor; the first that fits counts.
+_FILES = (
+    (r"libflame", "BLAS", "libFLAME (AOCL)", "open source, AMD"),
+    (r"lib(amdlibm|alm)", "BLAS", "LibM (AOCL)", "AMD"),
+    (r"libarmpl", "BLAS", "Arm Performance Libraries", "Arm"),
+    (r"libnvpl_blas", "BLAS", "NVPL", "NVIDIA"),
+    (r"lib(atlas|satlas|tatlas)", "BLAS", "ATLAS", "open source"),
+    (r"libcublas", "BLAS", "cuBLAS", "NVIDIA"),
+    (r"librocblas", "BLAS", "rocBLAS", "AMD"),
+    (r"lib(c?blas)\.so", "BLAS", "reference BLAS", "open source"),
+    (r"lib(dnnl|mkldnn)", "deep learning", "oneDNN", "open source, Intel"),
+    (r"libtensorflow_(cc|framework)", "deep learning", "TensorFlow", "Google"),
+    (r"(lib)?onnxruntime", "deep learning", "onnxruntime", "Microsoft"),
+    (r"libtorch_cpu", "deep learning", "PyTorch (oneDNN inside)", "Meta"),
+    (r"libonedal", "deep learning", "oneDAL", "open source, Intel"),
+    (r"libcudnn", "deep learning", "cuDNN", "NVIDIA"),
+    (r"libMIOpen", "deep learning", "MIOpen", "AMD"),
+    (r"libtbb\b|libtbb\.", "threads", "TBB", "open source, Intel"),
+    (r"libmpi_|libmpi\.|libmpich|libmpi-", "messages", "MPI", "see its file"),
+    (r"libnccl", "messages", "NCCL", "NVIDIA"),
+    (r"librccl", "messages", "RCCL", "AMD"),
+)
+
+
+@dataclass(frozen=True)
+class LoadedLibrary:
+    """A library that is loaded; version and threads are known for BLAS and OpenMP only."""
+
+    role: str
+    name: str
+    vendor: str
+    path: str
+    version: str = ""
+    threads: int | None = None
+
+
+def loaded_libraries(proc_root: str | os.PathLike = "/proc") -> tuple[LoadedLibrary, ...]:
+    """List the libraries of the four roles that are loaded in this process.
+
+    The 2019 workshop looked with `ldd` at what a program was linked to. Python loads its libraries
+    while it runs, so the process itself is examined: threadpoolctl finds BLAS and OpenMP with
+    version and threads, the memory map shows the files of the others. Libraries inside another one
+    are left out: TensorFlow contains a oneDNN that has no file.
+    """
+    from threadpoolctl import threadpool_info
+
+    found = []
+    for pool in threadpool_info():
+        known = _POOLS.get(pool["internal_api"]) or _POOLS.get(pool["prefix"].rstrip("0123456789"))
+        if known:
+            version = pool["version"] or ""
+            library = LoadedLibrary(*known, pool["filepath"], version, pool["num_threads"])
+            found.append(library)
+    maps = read_text(Path(proc_root) / "self/maps")
+    others: dict[tuple[str, str], LoadedLibrary] = {}
+    for path in re.findall(r"\s(/\S.*?)(?: \(deleted\))?$", maps, re.MULTILINE):
+        for pattern, role, name, vendor in _FILES:
+            if ".so" in path and re.match(pattern, Path(path).name):
+                # the files of one library in one folder count once
+                key = (name, str(Path(path).parent))
+                others.setdefault(key, LoadedLibrary(role, name, vendor, path))
+                break
+    found += others.values()
+    return tuple(sorted(found, key=lambda each: (ROLES.index(each.role), each.name)))
+
+
+def library_summary(libraries: tuple[LoadedLibrary, ...]) -> str:
+    """List libraries by role, one line each, with vendors and numbers of copies."""
+    lines = []
+    for role in ROLES:
+        names = [f"{each.name} ({each.vendor})" for each in libraries if each.role == role]
+        counted = [
+            name if names.count(name) == 1 else f"{name}, {names.count(name)} copies"
+            for name in dict.fromkeys(names)
+        ]
+        lines.append(f"{role}: {', '.join(counted) or 'none loaded'}")
+    return "\n".join(lines)
+
+
+# --- rates of matrix products ---
+
+# A processor's flag shows what it could do. That a program used it shows in two ways: the name of
+# the kernel in oneDNN's log, and a rate above what older instructions can reach.
+# oneDNN's names of instructions, the oldest first; "DEFAULT" allows all that the processor has
+LEVELS = ("AVX2", "AVX512_CORE", "AVX512_CORE_VNNI", "AVX512_CORE_BF16", "DEFAULT")
+# oneDNN's name of the activations' type -> ours
+_FORMATS = {"f32": "fp32", "bf16": "bf16", "u8": "int8", "s8": "int8"}
+_RATES_S = 300.0
+_DONE = "== done\n"
+# below these TensorFlow's bf16 products crash when the processor has more than oneDNN may use
+_WITH_BF16 = ("AVX512_CORE_BF16", "DEFAULT")
+_WITHOUT_AVX512 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2")
+
+
+@dataclass(frozen=True)
+class MatmulRate:
+    """Rate of one kernel of oneDNN for products of square matrices.
+
+    Args:
+        level: newest instructions that were allowed, one of `LEVELS`.
+        format: of the factors: "fp32", "bf16" or "int8".
+        turns: multiplications and additions per second, the best product of each turn (1/s).
+    """
+
+    level: str
+    format: str
+    kernel: str
+    turns: tuple[float, ...]
+
+    @property
+    def flops_per_s(self) -> float:
+        """The best rate of all turns (1/s): what the kernel can do without other programs."""
+        return max(self.turns)
+
+
+def bf16_missing() -> str:
+    """Return why TensorFlow cannot multiply bf16 in this process; an empty text if it can.
+
+    On every processor with AVX-512 TensorFlow leaves such products to oneDNN. It crashes if
+    oneDNN may use older instructions only.
+    """
+    level = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    if level in _WITHOUT_AVX512 and describe().has("avx512") and onednn_state().on:
+        return f"ONEDNN_MAX_CPU_ISA={level}: TensorFlow's products of bf16 would crash here"
+    return ""
+
+
+def serve(formats: Sequence[str], size: int, repeats: int) -> None:
+    """Multiply square matrices and add a bias with TensorFlow, in the processes of `measure_rates`.
+
+    Each line of the standard input is the name of a turn; it starts a part of oneDNN's log. Skips
+    a format, with a message, if TensorFlow has no product in it on this machine.
+    """
+    import tensorflow as tf
+
+    random = np.random.default_rng(0)
+    left = random.random((size, size), "float32")
+    right = random.normal(size=(size, size)).astype("float32")
+    widest = float(np.abs(right).max())
+    bias = tf.zeros(size)
+
+    @tf.function
+    def floats(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        # with a bias TensorFlow uses the same kind of kernel as in a net
+        return tf.nn.bias_add(tf.matmul(a, b), tf.cast(bias, a.dtype))
+
+    @tf.function
+    def integers(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        ranges = {"min_a": 0.0, "max_a": 1.0, "min_b": -widest, "max_b": widest}
+        return tf.raw_ops.QuantizedMatMulWithBias(
+            a=a, b=b, bias=bias, Toutput=tf.qint32, input_quant_mode="MIN_FIRST", **ranges
+        ).out
+
+    jobs = []
+    for format in formats:
+        if format == "int8":
+            a = tf.bitcast(tf.constant((255 * left).astype("uint8")), tf.quint8)
+            b = tf.bitcast(tf.constant((127 / widest * right).astype("int8")), tf.qint8)
+        else:
+            dtype = {"fp32": tf.float32, "bf16": tf.bfloat16}[format]
+            a, b = tf.cast(left, dtype), tf.cast(right, dtype)
+        product = integers if format == "int8" else floats
+        try:
+            product(a, b)
+        except (tf.errors.NotFoundError, tf.errors.UnimplementedError) as error:
+            print(f"no product in {format} here: {error.message}", file=sys.stderr)
+            continue
+        jobs.append((product, a, b))
+    for turn in sys.stdin:
+        print("==", turn, end="", flush=True)
+        for product, a, b in jobs:
+            for _ in range(repeats):
+                product(a, b)
+        print(_DONE, end="", flush=True)
+
+
+def measure_rates(
+    levels: Sequence[str] = LEVELS, size: int = 1024, repeats: int = 4, turns: int = 5
+) -> tuple[MatmulRate, ...]:
+    """Measure oneDNN's matrix products, with newer and newer instructions allowed.
+
+    Each level is a new process with ONEDNN_MAX_CPU_ISA set, which oneDNN reads once. The levels
+    take turns, so that a slow moment of the machine meets all of them. The times are those of
+    oneDNN's log. If the processor lacks a level, the best one below it is used, as the kernel's
+    name shows. A format for which oneDNN has no kernel at a level is missing.
+
+    Args:
+        levels: of `LEVELS`; "DEFAULT" for all that the processor has.
+        size: rows and columns of the matrices.
+        repeats: products in each format and turn (count).
+        turns: of each level, after one that does not count (count).
+
+    Raises:
+        RuntimeError: if a process failed, with its last lines.
+    """
+    for level in levels:
+        require_known(level, LEVELS, "levels")
+    logs = dict.fromkeys(levels, "")
+    with ExitStack() as stack:
+        running = {level: _Products(stack, level, size, repeats) for level in logs}
+        for each in running.values():
+            each.ask("warm-up")
+        for each in running.values():
+            each.answer()
+        for turn in range(turns):
+            for level, each in running.items():
+                each.ask(f"turn {turn}")
+                logs[level] += each.answer()
+    found = [rates_of(parse_log(text), level, size) for level, text in logs.items()]
+    return tuple(rate for rates in found for rate in rates)
+
+
+class _Products:
+    """A process that multiplies at one level, one turn for each request."""
+
+    def __init__(self, stack: ExitStack, level: str, size: int, repeats: int) -> None:
+        machine = describe()
+        wide = machine.has("bf16") and level in _WITH_BF16
+        formats = ("fp32", "bf16", "int8") if wide else ("fp32", "int8")
+        environment = commands.without_mpi() | {
+            "ONEDNN_VERBOSE": "profile_exec",
+            "ONEDNN_MAX_CPU_ISA": level,
+            VARIABLE: "1",
+            "TF_NUM_INTRAOP_THREADS": str(machine.usable_cores),
+        }
+        program = f"from dlcourse import onednn; onednn.serve({formats}, {size}, {repeats})"
+        command = [sys.executable, "-u", "-c", program]
+        self._errors = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
+        self._process: Any = stack.enter_context(
+            subprocess.Popen(command, env=environment, text=True, **pipes)
+        )
+        stack.callback(self._process.kill)
+        timer = threading.Timer(_RATES_S, self._process.kill)
+        timer.daemon = True
+        timer.start()
+        stack.callback(timer.cancel)
+
+    def ask(self, turn: str) -> None:
+        """Start a turn without waiting."""
+        try:
+            self._process.stdin.write(f"{turn}\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise RuntimeError(self._ended()) from error
+
+    def answer(self) -> str:
+        """Wait for the end of the turn; return its part of the log."""
+        lines: list[str] = []
+        for line in self._process.stdout:
+            if line == _DONE:
+                return "".join(lines)
+            lines.append(line)
+        raise RuntimeError(self._ended())
+
+    def _ended(self) -> str:
+        status = self._process.wait()
+        self._errors.seek(0)
+        last = self._errors.read().decode(errors="replace").splitlines()[-10:]
+        return "\n".join([f"A process that multiplies ended with {status}.", *last])
+
+
+def rates_of(log: VerboseLog, level: str, size: int) -> list[MatmulRate]:
+    """Return the rates in oneDNN's verbose log of square matrix products, one for each part."""
+    seconds: dict[tuple[str, str], dict[str, float]] = {}
+    for primitive in log.primitives:
+        sources = [each.dtype for each in primitive.tensors if each.role.startswith("src")]
+        product = primitive.kind in ("matmul", "inner_product", "gemm_api")
+        if product and sources[:1] and sources[0] in _FORMATS:
+            key = _FORMATS[sources[0]], primitive.implementation or primitive.kind
+            turns = seconds.setdefault(key, {})
+            turns[primitive.part] = min(primitive.seconds, turns.get(primitive.part, np.inf))
+    # the slowest kernel of a format is the product: others prepare its factors
+    found: dict[str, MatmulRate] = {}
+    for (format, kernel), turns in sorted(seconds.items(), key=lambda each: sum(each[1].values())):
+        rates = tuple(2 * size**3 / best for best in turns.values())
+        found[format] = MatmulRate(level, format, kernel, rates)
+    return [found[format] for format in ("fp32", "bf16", "int8") if format in found]

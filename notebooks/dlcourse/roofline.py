@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from dlcourse import int8
-from dlcourse.onednn_rates import bf16_missing
+from dlcourse.onednn import bf16_missing
 from dlguide import commands
 from dlguide.errors import require, require_count, require_positive
 from dlguide.machine.topology import Machine, describe, last_level_cache_bytes

@@ -6,7 +6,7 @@ import sys
 import pytest
 from fake_machine import write
 
-from dlcourse import libraries
+from dlcourse import onednn
 
 LINE = "7f00-7f01 r-xp 00000000 08:01 1                      {}"
 
@@ -14,7 +14,7 @@ LINE = "7f00-7f01 r-xp 00000000 08:01 1                      {}"
 def mapped(root, *paths):
     """The libraries of a memory map, without those that this process itself has loaded."""
     write(root / "self/maps", "\n".join(LINE.format(path) for path in paths))
-    return tuple(each for each in libraries.loaded(root) if each.path in text_of(root))
+    return tuple(each for each in onednn.loaded_libraries(root) if each.path in text_of(root))
 
 
 def text_of(root):
@@ -54,7 +54,7 @@ def test_blas_and_openmp_are_those_of_threadpoolctl(
 ):
     pool = {"internal_api": interface, "prefix": prefix, "filepath": "/x.so", "version": None}
     monkeypatch.setattr("threadpoolctl.threadpool_info", lambda: [pool | {"num_threads": 3}])
-    (found,) = libraries.loaded(tmp_path)
+    (found,) = onednn.loaded_libraries(tmp_path)
     assert (found.role, found.name, found.path, found.threads) == (role, name, "/x.so", 3)
 
 
@@ -72,11 +72,11 @@ def test_several_files_of_one_library_count_once_and_copies_are_counted(tmp_path
 
 def test_numpy_s_blas_is_seen_here_once_it_is_loaded():
     code = (
-        "from dlcourse import libraries\n"
+        "from dlcourse import onednn\n"
         "import numpy as np\n"
         "np.ones((8, 8)) @ np.ones((8, 8))\n"
         "blas = np.show_config(mode='dicts')['Build Dependencies']['blas']['name']\n"
-        "found = libraries.loaded()\n"
+        "found = onednn.loaded_libraries()\n"
         "print(blas, [each.name for each in found if each.role == 'BLAS'])\n"
     )
     done = subprocess.run(

@@ -151,8 +151,6 @@ def test_program_that_fails_is_told_with_its_last_lines():
         onednn.run_verbose("1 / 0", 60)
     with pytest.raises(RuntimeError, match="did not end in time"):
         onednn.run_verbose("import time; time.sleep(60)", 0.5)
-    with pytest.raises(ValueError, match="`program` must be a text"):
-        onednn.run_verbose(" ")
 
 
 @pytest.mark.parametrize("value", [None, "0"])

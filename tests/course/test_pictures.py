@@ -25,7 +25,7 @@ from dlcourse import (
     tensor_layouts,
 )
 from dlcourse.adversarial import Ring
-from dlcourse.onednn_rates import MatmulRate
+from dlcourse.onednn import MatmulRate
 from dlcourse.parallel.overlap import OverlapStep, TraceEvent, predict
 from dlcourse.phases import StartUp
 from dlguide.bench.allreduce import AllreducePoint

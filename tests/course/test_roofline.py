@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from fake_machine import machine as fake
 
-from dlcourse import onednn_rates, roofline
+from dlcourse import onednn, roofline
 from dlcourse.roofline import Roof
 from dlguide import machine
 from dlguide.machine import OnednnState
@@ -92,11 +92,11 @@ def test_a_machine_without_bf16_and_vnni_says_so_and_goes_on(monkeypatch):
 def test_bf16_is_missing_where_onednn_may_not_use_what_the_processor_has(
     flags, limit, switch, crashes, monkeypatch
 ):
-    monkeypatch.setattr(onednn_rates, "describe", lambda: replace(fake(2), simd=flags))
+    monkeypatch.setattr(onednn, "describe", lambda: replace(fake(2), simd=flags))
     state = OnednnState(on=switch == "1", default=True, loaded=True, why="")
-    monkeypatch.setattr(onednn_rates, "onednn_state", lambda: state)
+    monkeypatch.setattr(onednn, "onednn_state", lambda: state)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    assert bool(onednn_rates.bf16_missing()) is crashes
+    assert bool(onednn.bf16_missing()) is crashes
 
 
 def test_a_part_that_fails_is_missing_with_its_reason(monkeypatch):
