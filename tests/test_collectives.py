@@ -176,7 +176,7 @@ def shared_memory_on_hosts():
     collectives.allreduce(mine, comm, algorithm="hierarchical")
     right = np.array_equal(mine, np.arange(size) * (comm.size * (comm.size + 1) / 2))
     measured = autotune.measure(comm, [8], ["library", "shared"], repeats=1, least_s=1e-4)
-    autotune.load_table = lambda ranks: collectives.AllreduceTable(ranks, ((0, "shared"),))
+    autotune.load_table = lambda ranks, _: collectives.AllreduceTable(ranks, ((0, "shared"),))
     return found, right, list(measured[8]), autotune.table_of(comm).choose(8)
 
 
@@ -453,16 +453,20 @@ def test_measuring_gives_every_rank_the_same_table(tmp_path, ranks):
 
 def test_a_kept_table_is_found_again_and_a_damaged_one_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("DLGUIDE_CACHE", str(tmp_path / "cache"))
-    assert [autotune.load_table(2).choose(nbytes) for nbytes in (8, 10**9)] == ["library"] * 2
-    table = AllreduceTable(2, ((0, "ring"),))
-    assert autotune.save_table(table) == autotune.table_path(2)
-    assert autotune.load_table(2) == table
-    assert autotune.load_table(3).choose(10**9) == "library"
-    assert [each.name for each in (tmp_path / "cache").iterdir()] == [autotune.table_path(2).name]
-    for damaged in ("{", "[]", '{"ranks": 2, "steps": [[0, "rong"]]}', '{"ranks": 2}'):
-        autotune.table_path(2).write_text(damaged)
+    assert [autotune.load_table(2, "A 5").choose(nbytes) for nbytes in (8, 10**9)] == [
+        "library"
+    ] * 2
+    table, path = AllreduceTable(2, ((0, "ring"),), "A 5"), autotune.table_path(2, "A 5")
+    assert autotune.save_table(table) == path
+    assert autotune.load_table(2, "A 5") == table
+    assert autotune.load_table(3, "A 5").choose(10**9) == "library"
+    assert autotune.load_table(2, "B 5").choose(10**9) == "library"  # another MPI
+    assert [each.name for each in (tmp_path / "cache").iterdir()] == [path.name]
+    wrong = '{"ranks": 2, "library": "", "steps": [[0, "rong"]]}'
+    for damaged in ("{", "[]", wrong, '{"ranks": 2}'):
+        path.write_text(damaged)
         with pytest.warns(RuntimeWarning, match=r"is not a table of allreduces .* Delete it"):
-            assert autotune.load_table(2).choose(10**9) == "library"
+            assert autotune.load_table(2, "A 5").choose(10**9) == "library"
 
 
 def what_auto_chose(kept):
@@ -477,6 +481,9 @@ def what_auto_chose(kept):
     comm, chosen = MPI.COMM_WORLD, []
     # only the first rank's file counts
     os.environ["DLGUIDE_CACHE"] = kept if comm.rank == 0 else kept + "/nowhere"
+    if comm.rank == 0:
+        steps, library = ((0, "library"), (2000, "tree")), autotune.library_version(MPI)
+        autotune.save_table(collectives.AllreduceTable(2, steps, library))
     usual = autotune.run
     autotune.run = lambda name, *rest: (chosen.append(name), usual(name, *rest))[1]
     for size in (10, 1000):
@@ -490,6 +497,5 @@ def what_auto_chose(kept):
 
 def test_auto_takes_the_kept_table_of_the_first_rank_on_all_ranks(monkeypatch, tmp_path):
     monkeypatch.setenv("DLGUIDE_CACHE", str(tmp_path / "cache"))
-    autotune.save_table(AllreduceTable(2, ((0, "library"), (2000, "tree"))))
     chosen = on_ranks(2, what_auto_chose, tmp_path, fresh=True, kept=str(tmp_path / "cache"))
     assert chosen == [["library", "tree", "recursive_doubling", "ring"]] * 2

@@ -33,6 +33,18 @@ def cache(tmp_path, monkeypatch):
 # --- formulas ------------------------------------------------------------------------------------
 
 
+def test_hardware_threads_are_not_cores(monkeypatch, tmp_path):
+    real = limits.Path
+    monkeypatch.setattr(limits, "Path", lambda path: real(f"{tmp_path}/{path}"))
+    for cpu in range(4):
+        place = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        place.parent.mkdir(parents=True)
+        place.write_text(f"{cpu % 2},{cpu % 2 + 2}\n")
+    assert limits._one_per_core([0, 1, 2, 3]) == [0, 1]
+    assert limits._one_per_core([2, 3]) == [2, 3]
+    assert limits._one_per_core([7, 8]) == [7, 8]  # nothing is known of them
+
+
 def test_memory_traffic_is_interpolated_between_footprints_and_constant_beyond():
     assert LIMITS.memory_bytes_per_s(1 << 20) == pytest.approx(4e10)
     assert LIMITS.memory_bytes_per_s(1 << 21) == pytest.approx(3e10)

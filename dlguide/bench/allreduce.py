@@ -22,8 +22,9 @@ import numpy as np
 from dlguide import commands
 from dlguide.cluster import processes
 from dlguide.cluster.environment import launcher_of
-from dlguide.cluster.mpi import SESSION, find_mpi, library_version, require_one_world
+from dlguide.cluster.mpi import SESSION, find_mpi, require_one_world
 from dlguide.collectives import LIBRARY, NAMES, AllreduceTable, autotune, ring_share
+from dlguide.collectives.autotune import library_version
 from dlguide.collectives.communicator import counting_comm
 from dlguide.errors import require, require_count, require_known
 from dlguide.machine import describe, threads
@@ -115,7 +116,7 @@ class AllreduceComparison:
             nbytes: {name: each for name, each in times.items() if name in NAMES}
             for nbytes, times in self.seconds().items()
         }
-        return AllreduceTable.from_measured(self.ranks, usable)
+        return AllreduceTable.from_measured(self.ranks, usable, self.library)
 
 
 def allreduce(

@@ -52,7 +52,7 @@ def stored_limits(again: bool = False) -> Limits:
     if found is None:
         print("Measuring the limits of this machine, about half a minute; they are stored.")
         machine = describe()
-        plan = threads.plan(machine, machine.usable_cores)
+        plan = threads.plan(machine, machine.usable_cores, bound=True)
         found = limits.measure([cpus[0] for cpus in plan.cpus])
     return found
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
@@ -21,6 +20,7 @@ from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
+from dlguide.collectives.autotune import library_version
 from dlguide.errors import MissingComponentError, require, require_known
 
 CMA = "MPIR_CVAR_CH4_CMA_ENABLE"  # MPICH's copies between processes by the kernel
@@ -178,12 +178,6 @@ def world() -> tuple[int, str] | None:
     if comm is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return None
     return comm.size, library_version(mpi)
-
-
-def library_version(mpi: Any) -> str:
-    """Return name and version of the library; `mpi` is `mpi4py.MPI`."""
-    # Open MPI adds who built it and when, after a comma
-    return " ".join(re.split(r"[\n,\0]", mpi.Get_library_version())[0].split())
 
 
 def require_one_world(sizes: Iterable[int], ranks: int, library: str, launcher: object) -> None:

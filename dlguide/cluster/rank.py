@@ -27,6 +27,7 @@ from typing import Any
 
 from dlguide.cluster import mpi, processes
 from dlguide.cluster.processes import PLAN
+from dlguide.collectives.autotune import library_version
 from dlguide.machine import threads
 from dlguide.machine.onednn_switch import adopt
 
@@ -313,7 +314,7 @@ def join(folder: str, path: list[str], onednn: dict[str, str]) -> dict[str, Any]
     return {
         "rank": MPI.COMM_WORLD.rank,
         "size": MPI.COMM_WORLD.size,
-        "library": mpi.library_version(MPI),
+        "library": library_version(MPI),
         "pid": os.getpid(),
         "machine": processes.machine_id(),
         "cpus": cpus,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import platform
+import re
 import statistics
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from time import perf_counter
@@ -38,10 +39,12 @@ class AllreduceTable:
 
     Args:
         steps: (nbytes, name) in ascending order: `name` is the fastest from `nbytes` on.
+        library: name and version of the MPI library that was measured.
     """
 
     ranks: int
     steps: tuple[tuple[int, str], ...]
+    library: str = ""
 
     def choose(self, nbytes: int) -> str:
         """Return the algorithm for an array of `nbytes` on every rank, one of `NAMES`."""
@@ -54,7 +57,7 @@ class AllreduceTable:
 
     @classmethod
     def from_measured(
-        cls, ranks: int, seconds: Mapping[int, Mapping[str, float]]
+        cls, ranks: int, seconds: Mapping[int, Mapping[str, float]], library: str = ""
     ) -> AllreduceTable:
         """Make the table from measured times; a step lies between two sizes that differ."""
         require(bool(seconds), "seconds", "hold at least one size", {})
@@ -68,7 +71,7 @@ class AllreduceTable:
             if not steps or steps[-1][1] != best:
                 steps.append((round(math.sqrt(before * nbytes)) if steps else 0, best))
             before = nbytes
-        return cls(ranks, tuple(steps))
+        return cls(ranks, tuple(steps), library)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> AllreduceTable:
@@ -77,7 +80,7 @@ class AllreduceTable:
         known = all(name in NAMES for _, name in steps)
         ordered = list(steps) == sorted(steps) and bool(steps) and steps[0][0] == 0
         require(known and ordered, "steps", f"be sizes from 0 up and names of {NAMES}", steps)
-        return cls(require_count(plain["ranks"], "ranks"), steps)
+        return cls(require_count(plain["ranks"], "ranks"), steps, str(plain["library"]))
 
 
 def run(name: str, array: np.ndarray, comm: Comm, op: str = "sum") -> np.ndarray:
@@ -156,30 +159,37 @@ def _seconds(name: str, array: np.ndarray, comm: Comm, loops: int) -> float:
     return perf_counter() - start
 
 
-def table_path(ranks: int) -> Path:
-    """Return the file of this machine's table."""
-    return cache_folder() / f"allreduce-{platform.node()}-{ranks}.json"
+def library_version(mpi: Any) -> str:
+    """Return name and version of the MPI library; `mpi` is `mpi4py.MPI`."""
+    # Open MPI adds who built it and when, after a comma
+    return " ".join(re.split(r"[\n,\0]", mpi.Get_library_version())[0].split())
+
+
+def table_path(ranks: int, library: str) -> Path:
+    """Return the file of this machine's table for a number of ranks of an MPI library."""
+    name = re.sub(r"\W+", "-", library).strip("-")
+    return cache_folder() / f"allreduce-{platform.node()}-{name}-{ranks}.json"
 
 
 def save_table(table: AllreduceTable) -> Path:
     """Write a table for this machine."""
-    path = table_path(table.ranks)
+    path = table_path(table.ranks, table.library)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:
         json.dump(asdict(table), file)
     return path
 
 
-def load_table(ranks: int) -> AllreduceTable:
+def load_table(ranks: int, library: str) -> AllreduceTable:
     """Read this machine's table; MPI's allreduce for all sizes if it is missing or damaged."""
-    unmeasured = AllreduceTable(ranks, ((0, LIBRARY),))
+    unmeasured, path = AllreduceTable(ranks, ((0, LIBRARY),), library), table_path(ranks, library)
     try:
-        return AllreduceTable.from_dict(json.loads(table_path(ranks).read_text()))
+        return AllreduceTable.from_dict(json.loads(path.read_text()))
     except FileNotFoundError:
         return unmeasured
     except (ValueError, KeyError, TypeError, OSError) as error:
         warnings.warn(
-            f"{table_path(ranks)} is not a table of allreduces ({error}), so MPI's allreduce is "
+            f"{path} is not a table of allreduces ({error}), so MPI's allreduce is "
             "taken. Delete it, or measure again with `dlguide bench allreduce`.",
             RuntimeWarning,
             stacklevel=2,
@@ -195,10 +205,13 @@ def table_of(comm: Comm) -> AllreduceTable:
     """
     table = comm.Get_attr(_table_key())
     if table is None:
-        table = comm.bcast(load_table(comm.size) if comm.rank == 0 else None)
+        from mpi4py import MPI
+
+        own = load_table(comm.size, library_version(MPI)) if comm.rank == 0 else None
+        table = comm.bcast(own)
         if hosts(comm) > 1:
             steps = [(start, LIBRARY if name == "shared" else name) for start, name in table.steps]
-            table = AllreduceTable(table.ranks, tuple(steps))
+            table = replace(table, steps=tuple(steps))
         comm.Set_attr(_table_key(), table)
     return table
 

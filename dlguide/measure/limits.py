@@ -275,7 +275,8 @@ def measure(cpus: Sequence[int] | None = None) -> Limits:
     without one NumPy measures memory in blocks, and there is no time of a cache line.
 
     Args:
-        cpus: logical CPUs to compute on, one per core; None for all this process may use.
+        cpus: logical CPUs to compute on, one per core; None for the first of each core that this
+            process may use.
 
     Returns:
         Limits: also of what could not be measured, with the reason.
@@ -284,7 +285,11 @@ def measure(cpus: Sequence[int] | None = None) -> Limits:
         ValueError: if this process may not use one of `cpus`, or the limits cannot be stored.
     """
     allowed = sorted(os.sched_getaffinity(0))
-    chosen = allowed if cpus is None else [require_count(each, "cpus", least=0) for each in cpus]
+    chosen = (
+        _one_per_core(allowed)
+        if cpus is None
+        else [require_count(each, "cpus", least=0) for each in cpus]
+    )
     usable = bool(chosen) and set(chosen) <= set(allowed) and len(set(chosen)) == len(chosen)
     require(usable, "cpus", f"be different ones of the CPUs {allowed}", list(chosen))
     require_writable(cache_folder(), "DLGUIDE_CACHE")
@@ -319,6 +324,16 @@ def measure(cpus: Sequence[int] | None = None) -> Limits:
     with atomic_write(_path()) as file:
         json.dump(plain, file)
     return _read(_path())
+
+
+def _one_per_core(cpus: Sequence[int]) -> list[int]:
+    """Return the first logical CPU of each core: hardware threads share what is measured."""
+    siblings = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    found = {}
+    for cpu in cpus:
+        path = Path(siblings.format(cpu))
+        found.setdefault(path.read_text() if path.exists() else str(cpu), cpu)
+    return list(found.values())
 
 
 def load() -> Limits | None:
