@@ -79,13 +79,7 @@ class Processor:
 
 
 def select(since: int = 0) -> tuple[Processor, ...]:
-    """Return the processors of the catalogue since a year, by year, then by name.
-
-    Raises:
-        ValueError: if `since` is not a year.
-        MissingComponentError: if there is no data folder.
-    """
-    require_count(since, "since", least=0)
+    """Return the processors of the catalogue since a year, by year, then by name."""
     found = [_processor(row) for row in published.load("hardware") if row["year"] >= since]
     return tuple(sorted(found, key=lambda each: (each.year, each.name)))
 
@@ -99,7 +93,6 @@ def find(name: str) -> Processor:
     >>> find("h200").year
     2023
     """
-    require(isinstance(name, str) and bool(name.strip()), "name", "be a text", name)
     everything, words = select(), name.lower().split()
     exact = [each for each in everything if each.name.lower() == name.lower()]
     fitting = exact or [e for e in everything if all(word in e.name.lower() for word in words)]
@@ -135,9 +128,7 @@ class ProcessorChoice:
     """One way to train, with what speaks for it and against it."""
 
     name: str
-    kind: str
     count: int
-    parts: int
     flops_per_s: float  # 0 where the model does not fit
     reasons: list[str]
 
@@ -159,12 +150,9 @@ def choose(
     Args:
         kept_bytes: activations and working memory of a worker's batch (`models.memory`).
     """
-    require(bool(available), "available", "name at least one processor", dict(available))
-    need = ADAM_BYTES * require_count(parameters, "parameters")
-    need += require_count(kept_bytes, "kept_bytes", least=0)
-    data_bytes = IMAGE_BYTES * require_count(samples, "samples")
+    need = ADAM_BYTES * parameters + kept_bytes
     ranked = [
-        _choice(find(name), require_count(count, f"available[{name!r}]"), need, data_bytes)
+        _choice(find(name), require_count(count, f"available[{name!r}]"), need, samples)
         for name, count in available.items()
     ]
     ranked.sort(key=lambda each: (-each.flops_per_s, each.name))
@@ -178,55 +166,39 @@ def choose(
     return ranked
 
 
-def _choice(each: Processor, count: int, need: float, data_bytes: float) -> ProcessorChoice:
-    memory = each.memory_bytes or 0.0
-    parts = math.ceil(need / memory) if memory else 0
-    dtype = each.training_format()
-    copies = count // parts if 0 < parts <= count else 0
-    sizes = f"{need:.3g} bytes; the memory of one holds {memory:.3g}"
-    if not memory:
-        reasons = ["Its memory is not stated, so it is unknown whether the model fits."]
+def _choice(each: Processor, count: int, need: float, samples: int) -> ProcessorChoice:
+    parts, dtype = math.ceil(need / each.memory_bytes), each.training_format()
+    copies = count // parts
+    fits = f"A worker needs {need:.3g} bytes; the memory of one holds {each.memory_bytes:.3g}: "
+    if not copies:
+        fits += f"even all {count} together cannot hold the model."
     elif parts == 1:
-        reasons = [f"The model fits: a worker needs {sizes}. Data parallelism will do."]
-    elif copies:
-        reasons = [
-            f"A worker needs {sizes}: {parts} together hold one copy (model parallelism). Their "
-            "messages come on top, or the net is made smaller."
-        ]
+        fits += "the model fits, and data parallelism will do."
     else:
-        reasons = [f"A worker needs {sizes}: even all {count} together cannot hold the model."]
+        fits += f"{parts} together hold one copy (model parallelism). Their messages come on top."
+    reasons = [fits]
     if copies:
-        reasons.append(_data_reason(each, data_bytes, count * memory - copies * need))
+        data_bytes, left = IMAGE_BYTES * samples, count * each.memory_bytes - copies * need
+        reasons.append(f"The data set ({data_bytes:.3g} bytes) ")
+        if data_bytes <= left:
+            reasons[-1] += "fits into what the model leaves of their memory."
+        elif each.kind == "cpu":
+            reasons[-1] += "must be read from disk."
+        elif each.host_bytes_per_s is None:
+            reasons[-1] += "does not fit; it must be copied from the host all the time."
+        else:
+            seconds = data_bytes / each.host_bytes_per_s
+            reasons[-1] += (
+                f"does not fit; through one PCIe link an epoch's copy takes {seconds:.3g} s at "
+                "least. Does it overlap with computing?"
+            )
     if dtype is None:
-        reasons.append("No peak for training is stated.")
-    else:
-        peak = f"{count} with {each.flops_per_s[dtype]:.3g} flop/s in {dtype} each"
-        balance = each.balance(dtype)
-        per_byte = f"a kernel needs {balance or 0:.3g} flop for each byte of memory to get there"
-        reasons.append(f"{peak}; {per_byte}." if balance else f"{peak}.")
-    if each.kind == "cpu" and each.year > 2019 and "bfloat16" in each.flops_per_s:
-        reasons.append(
-            "The guide (4.3) saw no benefit from reduced precision on Xeon; today there are 8-bit "
-            "integers since 2019 (VNNI), bfloat16 since 2020, matrix units since 2023 (AMX)."
-        )
-    speed = copies * parts * (each.flops_per_s[dtype] if dtype else 0.0)
-    return ProcessorChoice(each.name, each.kind, count, max(parts, 1), speed, reasons)
-
-
-def _data_reason(each: Processor, data_bytes: float, memory: float) -> str:
-    size = f"{data_bytes:.3g} bytes"
-    if each.kind == "cpu":
-        where = "fits into their memory" if data_bytes <= memory else "must be read from disk"
-        return f"The data set ({size}) {where}; there is no second memory to copy it to."
-    if data_bytes <= memory:
-        return f"The data set ({size}) fits into what the model leaves of the devices' memory."
-    if each.host_bytes_per_s is None:
-        return f"The data set ({size}) does not fit; it must be copied from the host all the time."
-    seconds = data_bytes / each.host_bytes_per_s
-    return (
-        f"The data set ({size}) does not fit; through one PCIe link an epoch's copy takes "
-        f"{seconds:.3g} s at least. Does it overlap with computing?"
-    )
+        return ProcessorChoice(each.name, count, 0.0, [*reasons, "No peak for training is stated."])
+    peak = f"{count} with {each.flops_per_s[dtype]:.3g} flop/s in {dtype} each"
+    if balance := each.balance(dtype):
+        peak += f"; a kernel needs {balance:.3g} flop for each byte of memory to get there"
+    speed = copies * parts * each.flops_per_s[dtype]
+    return ProcessorChoice(each.name, count, speed, [*reasons, f"{peak}."])
 
 
 # --- the matrix unit of a TPU ---
