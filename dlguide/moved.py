@@ -20,7 +20,7 @@ MOVED = {
     "dlguide.machine.libraries": "dlcourse.onednn",
     "dlguide.machine.onednn": "dlcourse.onednn",
     "dlguide.measure.horovod_timeline": "dlcourse.horovod_timeline",
-    "dlguide.measure.utilisation": "dlcourse.utilisation",
+    "dlguide.measure.utilisation": "dlcourse.phases",
     "dlguide.models.GPTShape": "dlcourse.nets",
     "dlguide.models.architectures": "dlcourse.nets.footprints",
     "dlguide.models.gpt": "dlcourse.nets.gpt",

@@ -11,7 +11,7 @@ import pytest
 from lanes import RANKS
 from on_ranks import on_ranks
 
-from dlcourse.utilisation import utilisation
+from dlcourse.phases import utilisation
 from dlguide import measure
 from dlguide.measure import Timing, TrainingResult
 from dlguide.measure.progress import launched
@@ -146,7 +146,7 @@ def test_launchers_are_recognised(environment, expected):
 def test_progress_is_written_at_most_ten_times_a_second(tmp_path):
     script = """
 import json, os, pathlib, sys, time
-from dlcourse.utilisation import utilisation
+from dlcourse.phases import utilisation
 from dlguide import measure
 path = pathlib.Path(os.environ["DLGUIDE_RUN_FOLDER"], "progress-rank2.json")
 seen, end, calls = set(), time.monotonic() + 0.5, 0

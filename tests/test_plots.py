@@ -20,8 +20,8 @@ from dlcourse.horovod_timeline import (
     TensorActivity,
     Timeline,
 )
+from dlcourse.phases import Utilisation
 from dlcourse.pictures.communication import COLOURS, COMPUTE
-from dlcourse.utilisation import Utilisation
 from dlguide import plots
 
 ROWS = [{"ranks": p, "images_per_s": s} for p, s in ((4, 300.0), (1, 100.0), (2, 180.0))]

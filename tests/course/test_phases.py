@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from dlcourse import phases
-from dlcourse.utilisation import Utilisation
+from dlcourse.phases import Utilisation
 from dlguide import published
 
 ROUNDING_S = 0.0005

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dlcourse.utilisation import Utilisation
+from dlcourse.phases import Utilisation
 from dlguide.errors import require
 from dlguide.measure import TrainingResult
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure, legend_above
@@ -135,7 +135,7 @@ def utilisation(
     Record and runs must come from one machine, since their clocks are compared.
 
     Args:
-        record: samples of `measure.utilisation`.
+        record: samples of `phases.utilisation`.
         runs: the TrainingResults of the ranks that trained meanwhile, one line each.
 
     Returns:
