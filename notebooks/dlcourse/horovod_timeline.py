@@ -1,8 +1,8 @@
 """Horovod's timeline: when each tensor was negotiated, copied and exchanged, and what was fused.
 
 `hvd.record_timeline` and `training.FitConfig(timeline=...)` write the files, on rank 0, and
-`plots.timeline` draws them. Chrome's trace viewer opens them too: a file is a list of records in
-its form. Each tensor is a "process" with a number; records mark the begin and end of its
+`pictures.timeline` draws them. Perfetto opens them too: a file is a list of records in the form of
+Chrome's traces. Each tensor is a "process" with a number; records mark the begin and end of its
 negotiation, then of the operation, and within that of its activities, one after another.
 """
 
@@ -91,8 +91,7 @@ class Timeline:
     def seconds(self) -> dict[str, float]:
         """Return for each phase the time in which at least one tensor was in it (s).
 
-        This is the length of the union: eight tensors in one buffer are copied once. Phases of
-        different tensors may overlap, so their times need not add up.
+        Eight tensors in one buffer are copied once. Phases of different tensors may overlap.
         """
         return {
             phase: total_s((e.start_s, e.end_s) for e in self.events if e.phase == phase)
@@ -103,9 +102,6 @@ class Timeline:
         """Keep the tensors whose names contain a text; messages with one of them are kept whole.
 
         The tensors of `DistributedOptimizer` contain "gradients".
-
-        Raises:
-            ValueError: if there is no such tensor.
         """
         events = tuple(event for event in self.events if text in event.tensor)
         must = f"be part of the name of one of the {len(self.tensors)} tensors"
@@ -123,23 +119,13 @@ class Timeline:
         )
 
     def steps(self, run: TrainingResult) -> list[tuple[float, float]]:
-        """Return begin and end of each step of rank 0's `run` on the clock of this recording (s).
-
-        Raises:
-            ValueError: if the run or the file does not contain when it began.
-        """
-        known = self.started_unix_s is not None and len(run.step_start_s) == len(run.step_s)
-        then = "Take the TrainingResult that `training.fit` returned on rank 0 with this recording."
-        require(known and bool(run.step_s), "run", "contain when its steps began", str(run), then)
+        """Return begin and end of each step of rank 0's `run` on the clock of this recording (s)."""
         zero = run.started_unix_s - self.started_unix_s
         pairs = zip(run.step_start_s, run.step_s, strict=True)
         return [(zero + start, zero + start + seconds) for start, seconds in pairs]
 
     def compute(self, steps: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-        """Return the parts of steps, given by begin and end (s), in which nothing is exchanged.
-
-        What is computed while a tensor is negotiated, waits, is copied or sent counts as exchange.
-        """
+        """Return the parts of steps in which no tensor is negotiated, waits, is copied or sent."""
         busy = _joined((one.start_s, one.end_s) for one in (*self.events, *self.messages))
         parts = []
         for start, end in sorted(steps):
@@ -164,9 +150,6 @@ def read(path: str | os.PathLike) -> Timeline:
 
     An incomplete file, as after a kill, is read up to its last complete record, and `whole` is
     False. Activities without an end are left out.
-
-    Raises:
-        ValueError: if there is no such file, or it is no timeline.
 
     Source:
         Horovod 0.28.1, horovod/common/timeline.cc.
@@ -248,11 +231,7 @@ def _paired(
 
 
 def phase_of(activity: str) -> str:
-    """Return the phase of an activity of Horovod.
-
-    >>> phase_of("MEMCPY_IN_FUSION_BUFFER"), phase_of("MPI_ALLREDUCE")
-    ('copy in', 'exchange')
-    """
+    """Return the phase of an activity of Horovod, such as MEMCPY_IN_FUSION_BUFFER."""
     return next((phase for start, phase in _BEGINS.items() if activity.startswith(start)), OTHER)
 
 

@@ -5,7 +5,6 @@ Tests dlcourse.horovod_timeline and dlguide.horovod.runtime.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 
@@ -14,7 +13,6 @@ import pytest
 from on_ranks import on_ranks
 
 from dlcourse import horovod_timeline as timeline
-from dlguide.cli import training as command
 from dlguide.measure import TrainingResult
 
 ZERO = 1_700_000_000.0
@@ -258,18 +256,3 @@ def test_a_start_that_would_crash_is_refused_on_all_ranks_and_horovod_runs_on(tm
         assert total == [2.0]
         assert text.startswith("Horovod cannot start again: HOROVOD_CYCLE_TIME and HOROVOD_FUSION")
         assert "Start new ranks" in text
-
-
-def test_the_command_line_draws_the_gradients_beside_the_file(tmp_path, capsys):
-    ours = [named(1, "gradients.1"), named(2, "gradients.2"), named(3, "total")]
-    rounds = [*fused([1, 2], 1000), *fused([3], 3000), *fused([1, 2], 5000)]
-    path = written(tmp_path, [*HEAD, *ours, *rounds])
-    # the recording began 3 s after the run
-    values = {field.name: 0 for field in dataclasses.fields(TrainingResult)}
-    values |= {"step_start_s": (3.0, 3.004), "step_s": (0.004, 0.004), "test_accuracy": ()}
-    values |= {"started_unix_s": ZERO - 3.0, "model": "mlp", "data": "mnist"}
-    command._draw_timeline(path, TrainingResult(**values))
-    assert (tmp_path / "made.png").exists()
-    printed = capsys.readouterr().out
-    assert "its last 2 steps" in printed
-    assert "Messages a step: 1, for 2 gradients." in printed
