@@ -119,7 +119,7 @@ class Timeline:
         )
 
     def steps(self, run: TrainingResult) -> list[tuple[float, float]]:
-        """Return begin and end of each step of rank 0's `run` on the clock of this recording (s)."""
+        """Return begin and end of each step of rank 0's `run` on this recording's clock (s)."""
         zero = run.started_unix_s - self.started_unix_s
         pairs = zip(run.step_start_s, run.step_s, strict=True)
         return [(zero + start, zero + start + seconds) for start, seconds in pairs]
