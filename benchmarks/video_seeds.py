@@ -22,8 +22,8 @@ from dlcourse.usecases import video
 from dlcourse.usecases.video import baselines
 from dlguide.cluster import Cluster
 
-SEEDS, WEIGHTS = range(5), (video.OPTIONS["adversarial"].default, 0.0)
-EPOCHS, SAME_TIME, LONG, LONG_SEEDS = video.OPTIONS["epochs"].default, 17, 48, 2
+SEEDS, WEIGHTS = range(5), (video.VideoConfig.adversarial, 0.0)
+EPOCHS, SAME_TIME, LONG, LONG_SEEDS = video.VideoConfig.epochs, 17, 48, 2
 
 
 def row(found: video.Outcome, adversarial: float) -> dict[str, float]:

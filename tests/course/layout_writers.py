@@ -2,10 +2,16 @@
 
 from pathlib import Path
 
-from dlcourse.usecases.chest_xray.chestxray14 import HEADER, LISTS, TABLE
-from dlcourse.usecases.video.kitti_tracking import IMAGES, LABELS
+from dlcourse.synthetic import encoded
+from dlcourse.usecases.chest_xray.chestxray14 import LISTS, TABLE
+from dlcourse.usecases.video.data import IMAGES
 from dlguide.files import new_folder
 
+# As published: the brackets hold a comma, so each counts as two columns, and the line ends in one.
+HEADER = (
+    "Image Index,Finding Labels,Follow-up #,Patient ID,Patient Age,Patient Gender,View Position,"
+    "OriginalImage[Width,Height],OriginalImagePixelSpacing[x,y],"
+)
 _SPACING_MM = 0.143
 _TEST_ONE_IN = 5
 
@@ -21,7 +27,8 @@ def write_chestxray14(folder, radiographs, images_per_folder=None):
             images.mkdir(parents=True, exist_ok=True)
             (images / one.name).write_bytes(one.encoded())
             height, width = one.pixels.shape
-            cells = (one.name, one.finding_labels, one.follow_up, one.patient, one.age)
+            findings = "|".join(sorted(one.findings)) or "No Finding"
+            cells = (one.name, findings, one.follow_up, one.patient, one.age)
             cells += (one.gender, one.view, width, height, _SPACING_MM, _SPACING_MM)
             rows.append(",".join(map(str, cells)) + ",")
             lists["train" if one.patient % _TEST_ONE_IN else "test"].append(one.name)
@@ -34,12 +41,9 @@ def write_chestxray14(folder, radiographs, images_per_folder=None):
 def write_kitti(folder, drives):
     """Write drives as KITTI tracking has them."""
     with new_folder(folder) as partial:
-        (partial / LABELS).mkdir()
         for number, drive in enumerate(drives):
             images = partial / IMAGES / f"{number:04d}"
             images.mkdir(parents=True)
-            with (partial / LABELS / f"{number:04d}.txt").open("w") as file:
-                for frame in drive:
-                    (images / f"{frame.index:06d}.png").write_bytes(frame.encoded())
-                    file.writelines(label.line() + "\n" for label in frame.labels)
+            for index, pixels in enumerate(drive):
+                (images / f"{index:06d}.png").write_bytes(encoded(pixels, "png"))
     return Path(folder)

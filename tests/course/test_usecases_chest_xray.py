@@ -1,14 +1,18 @@
 """The case as a whole: ranks train like one process, resume bit by bit, fail with one error."""
 
+import sys
+
 import layout_writers
 import numpy as np
 import pytest
 from lanes import TRAINED
 from on_ranks import on_ranks
 
+from dlcourse import NOTEBOOKS
 from dlcourse.usecases import chest_xray
 from dlcourse.usecases.chest_xray import model, phantoms
 from dlcourse.usecases.chest_xray.train import tuning_schedule
+from dlguide import commands
 from dlguide.training import checkpoint
 from dlguide.training.checkpoint import CheckpointError
 
@@ -32,7 +36,7 @@ def trained(real, **asked):
     from dlcourse.usecases import chest_xray
 
     try:
-        one = chest_xray.train(real=real, seed=1, **asked)
+        one = chest_xray.train(real, seed=1, **asked)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return {
@@ -105,7 +109,7 @@ def test_all_epochs_of_the_pretraining_are_kept_with_their_rates(alone):
     outcome, folder = alone
     files = sorted((folder / "pretraining").glob("*.dlguide"))
     assert len(files) == 2
-    rates = [model.rate_of(checkpoint.read(file)[0]) for file in files]
+    rates = [model.rates_of(checkpoint.read(file)[0])[0] for file in files]
     # epoch 1 of 2 was at the highest rate, epoch 2 at a tenth
     assert rates[0] == pytest.approx(10 * rates[1])
     assert outcome.origin.epoch == 1
@@ -131,14 +135,23 @@ def test_rate_grows_with_the_global_batch_and_begins_at_the_checkpoints(packed, 
 
 @pytest.mark.long
 def test_the_archives_task_is_learnt_from_the_pictures(tmp_path):
-    asked = {"radiographs": 60, "archive": 600, "epochs": 1, "pretrain_epochs": 5}
-    one = chest_xray.train(None, 0, tmp_path / "c", parallel=False, **asked)
+    made = chest_xray.make_phantoms(tmp_path / "made", 60, 32, 0)
+    asked = {"archive": 600, "epochs": 1, "pretrain_epochs": 5}
+    one = chest_xray.train(made, 0, parallel=False, **asked)
     # always the more frequent answer is correct in 57 %
     assert one.pretraining.train_accuracy[-1] > 0.62
 
 
-def test_chance_of_ten_of_fourteen_is_that_of_coins():
-    rng = np.random.default_rng(0)
-    thrown = (rng.random((200_000, 14)) < 0.5).sum(1)
-    assert chest_xray.by_chance(10) == pytest.approx((thrown >= 10).mean(), abs=0.003)
-    assert chest_xray.by_chance(0) == 1
+def test_published_radiographs_are_not_pretrained_on_drawings_unasked(tmp_path):
+    real = layout_writers.write_chestxray14(tmp_path / "real", phantoms.chest(44, 40, 3))
+    with pytest.raises(ValueError, match="`weights` must be given for published radiographs"):
+        chest_xray.train(real, parallel=False, net="chest_cnn")
+
+
+def test_the_program_prints_an_area_for_each_finding():
+    program = NOTEBOOKS / "programs" / "chest_xray.py"
+    asked = ["--ranks", "2", "--radiographs", "66", "--archive", "24", "--epochs", "1"]
+    done = commands.run([sys.executable, str(program), *asked], 200)
+    assert done.ok, done.output
+    assert sum(name in done.output for name in phantoms.FINDINGS) >= 10
+    assert "radiographs/s" in done.output

@@ -133,7 +133,7 @@ def test_difference_of_two_nets_has_the_variance_of_their_influences():
     truth, scores, who = seen(70, 1.0, rng)
     other = scores + 0.3 * rng.standard_normal(len(scores))
     table = [each[:, None] for each in (truth, scores, other)]
-    found = auroc.differences(*table, who, ["Mass"])
+    found = auroc.areas(*table[:2], who, ["Mass"], minus=table[2])
     assert [each.name for each in found] == ["Mass", "mean"]
     areas = [roc_auc_score(truth, each) for each in (scores, other)]
     assert found[0].value == pytest.approx(areas[0] - areas[1])
@@ -152,15 +152,3 @@ def test_expected_error_is_that_of_exponential_scores():
     assert np.mean(found) == pytest.approx(0.8, abs=0.01)
     assert auroc.expected_error(0.8, 12, 30) == pytest.approx(np.std(found), rel=0.1)
     assert auroc.expected_error(0.5, 1, 1) == pytest.approx(0.5)
-
-
-def test_precision_and_brier_score_are_those_of_their_definitions():
-    rng = np.random.default_rng(12)
-    labels, chances = rng.random((300, 1)) < 0.1, rng.random((300, 1))
-    (found,) = auroc.precision_and_calibration(labels, chances, ["Mass"])
-    order = np.argsort(-chances[:, 0])
-    hits = labels[order, 0]
-    precision = np.cumsum(hits) / np.arange(1, 301)
-    assert found["average_precision"] == pytest.approx(precision[hits].mean())
-    assert found["brier"] == pytest.approx(np.mean((chances - labels) ** 2))
-    assert found["share"] == labels.mean()

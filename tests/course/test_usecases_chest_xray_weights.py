@@ -1,5 +1,6 @@
 """Weights of another training: chosen as the guide says, brought along whole or refused."""
 
+import h5py
 import numpy as np
 import pytest
 
@@ -11,25 +12,21 @@ from dlguide.training.checkpoint import CheckpointError
 STEPS = 10
 
 
-def saved(folder, epochs=8, recipe=None, with_rate=True, model=None, keep=None):
+def saved(folder, epochs=8, model=None):
     """Checkpoints of a pre-training in which nothing was trained."""
-    recipe = chest_xray.pretraining_schedule(0.03, epochs) if recipe is None else recipe
+    recipe = chest_xray.pretraining_schedule(0.03, epochs)
     model = nets.build(outputs=5, seed=1) if model is None else model
     rule = optimizers.MomentumSGD(0.1)
     rule.build(model.trainable_variables)
     for epoch in range(1, epochs + 1):
-        about = {"schedule": recipe.config(), "global_batch": 64}
-        if with_rate:
-            about["rate"] = float(recipe.to_steps(STEPS).rate(STEPS * epoch - 1))
-        checkpoint.save(
-            folder, model, rule, STEPS * epoch, epoch, about, keep=epochs if keep is None else keep
-        )
+        rate = float(recipe.to_steps(STEPS).rate(STEPS * epoch - 1))
+        about = {"schedule": recipe.config(), "global_batch": 64, "rate": rate}
+        checkpoint.save(folder, model, rule, STEPS * epoch, epoch, about, keep=epochs)
     return model
 
 
-@pytest.mark.parametrize("with_rate", [True, False])
-def test_chosen_is_the_latest_that_could_still_move(tmp_path, with_rate):
-    saved(tmp_path, with_rate=with_rate)
+def test_chosen_is_the_latest_that_could_still_move(tmp_path):
+    saved(tmp_path)
     # the stairs hold three quarters of 8 epochs
     assert chest_xray.choose_checkpoint(tmp_path).name == f"checkpoint-{6 * STEPS:09d}.dlguide"
     assert (
@@ -52,15 +49,24 @@ def test_all_layers_but_the_last_come_along(tmp_path):
         assert (np.asarray(one) == was).all()
 
 
-def test_keras_file_of_any_number_of_classes_is_read(tmp_path):
-    old = nets.build(outputs=1000, seed=3)
-    old.save_weights(tmp_path / "pictures.weights.h5")
-    new = nets.build(seed=4)
-    origin = nets.transfer(new, tmp_path / "pictures.weights.h5")
-    assert origin.rate is None
-    assert (np.asarray(new.get_layer("hidden").kernel) == np.asarray(old.get_layer("hidden").kernel)
-            ).all()  # fmt: skip
-    assert new.get_layer("logits").kernel.shape == (96, 14)
+def test_keras_file_without_the_last_layer_is_read(tmp_path):
+    import keras
+    from keras.src.legacy.saving import legacy_h5_format
+
+    published = keras.applications.DenseNet121(
+        include_top=False, weights=None, input_shape=(32, 32, 3), pooling="avg"
+    )
+    path = tmp_path / "densenet121_weights_notop.h5"
+    with h5py.File(path, "w") as file:
+        legacy_h5_format.save_weights_to_hdf5_group(file, published)
+    new = nets.build("densenet121", 32, seed=4)
+    head = np.asarray(new.get_layer("logits").kernel).copy()
+    assert nets.transfer(new, path).rate is None
+    for one, other in zip(new.weights, published.weights, strict=False):
+        assert (np.asarray(one) == np.asarray(other)).all()
+    assert (np.asarray(new.get_layer("logits").kernel) == head).all()
+    with pytest.raises(ValueError, match="`weights` must be a checkpoint of dlguide for vgg16"):
+        nets.transfer(nets.build("vgg16", 32), path)
 
 
 @pytest.mark.parametrize("net", nets.LARGE)

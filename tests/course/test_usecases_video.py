@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dlcourse.usecases import video
-from dlcourse.usecases.video import baselines, data, street_scenes, training
+from dlcourse.usecases.video import baselines, data, training
 
 RANDOM = np.random.default_rng(80)
 NOISE = RANDOM.integers(0, 256, (3, 2, 24, 28, 3)).astype(np.uint8)
@@ -100,14 +100,14 @@ def test_the_fitted_blend_finds_the_weights_of_which_clips_are_made():
 
 def test_drives_that_are_held_out_are_none_of_those_learnt_from():
     learn, test = data.drawn(32, 5000, 5000, 12, seed=1)
-    seeds = [{one.frames.seed for one in part} for part in (learn, test)]
+    seeds = [{one.seed for one in part} for part in (learn, test)]
     assert not seeds[0] & seeds[1]
     # nor of those of another seed
-    assert not (seeds[0] | seeds[1]) & {one.frames.seed for one in data.drawn(32, 9, 9, 12, 2)[1]}
+    assert not (seeds[0] | seeds[1]) & {one.seed for one in data.drawn(32, 9, 9, 12, 2)[1]}
 
 
 def test_kitti_is_read_with_one_sequence_held_out(tmp_path):
-    drives = [street_scenes.driving(frames, 32, seed=frames) for frames in (12, 14, 5, 24, 13)]
+    drives = [data.Drive(frames, 32, seed=frames) for frames in (12, 14, 5, 24, 13)]
     real = layout_writers.write_kitti(tmp_path / "training", drives)
     found = data.load(real, size=16, step=12)
     # of 12, 14 and 24 frames; that of 13 is held out, that of 5 holds no clip

@@ -60,12 +60,10 @@ def test_convolution_without_onednn_and_its_gradients_are_those_of_keras(
     import keras
     import tensorflow as tf
 
-    from dlcourse.usecases.video import frame_wise
-
-    monkeypatch.setattr(frame_wise, "in_force", lambda: False)
+    monkeypatch.setattr(video, "in_force", lambda: False)
     clip = np.random.default_rng(0).normal(size=(2, frames, 8, 8, 3))
     results, weights = [], None
-    for kind in (keras.layers.Conv3D, frame_wise.FrameWiseConv3D):
+    for kind in (keras.layers.Conv3D, video.frame_wise_conv3d()):
         layer = kind(4, 3, strides, "same", activation="tanh", dtype="float64")
         x = tf.constant(clip)
         layer.build(x.shape)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dlcourse.usecases.chest_xray.phantoms import FINDINGS
 from dlguide import models
 from dlguide.data.input_pipeline import IMAGENET_DEVIATION, IMAGENET_MEAN, Normalise
-from dlguide.errors import MissingComponentError, require, require_count, require_known
+from dlguide.errors import require, require_known
 from dlguide.training import checkpoint
-from dlguide.training.checkpoint import Checkpoint, CheckpointError
+from dlguide.training.checkpoint import CheckpointError
 from dlguide.training.schedules import from_config
 
 if TYPE_CHECKING:
@@ -29,13 +29,9 @@ LARGE = ("vgg16", "resnet50", REAL)
 NETS = (SMALL, *LARGE)
 # Height and width of a net's images unless others are given (pixels).
 SIZES = {SMALL: 32, **dict.fromkeys(LARGE, 224)}
-DTYPES = ("float32", "float64")
 HEAD = "logits"
 _FILTERS = (16, 32, 48)
 _HIDDEN = 96
-# A checkpoint at which the rate was still this share of the largest can still change; after it
-# the rate only falls.
-_SHARE_OF_PEAK = 0.5
 
 
 def build(
@@ -52,17 +48,14 @@ def build(
     exactly as one process does. The others are those of `dlguide.models`. `image` is the height
     and width (pixels), None for the net's own; the initial weights are equal on every rank.
     """
-    require_known(net, NETS, "net")
-    require_known(dtype, DTYPES, "dtype")
-    image = SIZES[net] if image is None else require_count(image, "image", least=32)
-    require_count(outputs, "outputs")
+    image = image or SIZES[require_known(net, NETS, "net")]
     if net in LARGE:
         return models.build(net, seed, dtype=dtype, image=image, classes=outputs)
     import keras
 
     from dlcourse.nets.seeded import SeededLayers
 
-    make = SeededLayers(net, require_count(seed, "seed", least=0), dtype, seed, start="HeNormal")
+    make = SeededLayers(net, seed, dtype, seed, start="HeNormal")
     x = images = keras.Input((image, image, 1), dtype=make.wide, name="images")
     for number, filters in enumerate(_FILTERS, start=1):
         x = make(
@@ -113,9 +106,7 @@ def choose_checkpoint(folder: str | os.PathLike, which: str = "chosen") -> Path:
     Source:
         PRACE Best Practice Guide Deep Learning (2019), 6.4.3.
     """
-    require(which in ("chosen", "last"), "which", "be chosen or last", which)
-    files = [one for one in checkpoint.finished(Path(folder))
-             if not checkpoint.is_within(one)]  # fmt: skip
+    files = [one for one in checkpoint.finished(Path(folder)) if not checkpoint.is_within(one)]
     if not files:
         raise CheckpointError(
             f"There is no checkpoint of a pre-training in {folder}: looked for files like "
@@ -123,40 +114,21 @@ def choose_checkpoint(folder: str | os.PathLike, which: str = "chosen") -> Path:
         )
     if which == "last":
         return files[-1]
-    found = [checkpoint.read(one)[0] for one in files]
-    rates = [rate_of(one) or 0.0 for one in found]
-    highest = max([*rates, *filter(None, map(_peak_rate, found))])
-    good = [file for file, rate in zip(files, rates, strict=True)
-            if rate >= _SHARE_OF_PEAK * highest > 0]  # fmt: skip
+    rates = [rates_of(checkpoint.read(one)[0]) for one in files]
+    highest = max(peak for _, peak in rates)
+    good = [file for file, (rate, _) in zip(files, rates, strict=True) if rate >= 0.5 * highest]
     if not good:
         raise CheckpointError(
             f"None of the {len(files)} checkpoints in {folder} was training at a rate of at least "
-            f"{_SHARE_OF_PEAK:g} of the largest, {highest:g}: looked at {files[0].name} to "
-            f"{files[-1].name}, whose rates are {rates}. Keep earlier ones, or name a file as "
-            "`weights` to start from it all the same."
+            f"half of the largest, {highest:g}. Keep earlier ones, or name a file as `weights`."
         )
     return good[-1]
 
 
-def rate_of(found: Checkpoint) -> float | None:
-    """The learning rate of the last step before a checkpoint was written."""
-    stored, schedule = found.settings.get("rate"), _schedule(found)
-    if stored is not None:
-        return float(stored)
-    return None if schedule is None else float(schedule.rate(found.step - 1))
-
-
-def _peak_rate(found: Checkpoint) -> float | None:
-    schedule = _schedule(found)
-    return None if schedule is None else float(schedule.rates().max())
-
-
-def _schedule(found: Checkpoint) -> Any:
-    """The schedule in steps that a checkpoint stores; None if it stores none."""
-    config = found.settings.get("schedule")
-    if not isinstance(config, dict) or not found.epoch:
-        return None
-    return from_config(config.get("rates", config)).to_steps(found.step // found.epoch)
+def rates_of(found: checkpoint.Checkpoint) -> tuple[float, float]:
+    """The learning rate of the last step before a checkpoint, and the largest of its schedule."""
+    schedule = from_config(found.settings["schedule"])
+    return found.settings["rate"], float(schedule.to_steps(found.step // found.epoch).rates().max())
 
 
 def transfer(model: keras.Model, path: str | os.PathLike) -> WeightsOrigin:
@@ -164,99 +136,39 @@ def transfer(model: keras.Model, path: str | os.PathLike) -> WeightsOrigin:
 
     Args:
         model: the net, whose last layer is called "logits" and keeps its weights.
-        path: a checkpoint of dlguide (of this case, or of `usecases.imagenet`), a folder of
-            such, from which `choose_checkpoint` takes one, or a Keras file (.h5) of the same net
-            with any number of classes, or of its layers but the last ("notop").
+        path: a checkpoint of this case, a folder of such, from which `choose_checkpoint` takes
+            one, or Keras' file of DenseNet-121 without its last layer ("notop.h5").
     """
-    path = require_weights(path, model.name)
+    path = Path(path)
     if path.is_dir():
         path = choose_checkpoint(path)
     if path.suffix == ".h5":
-        return _from_keras(model, path)
+        must, then = f"be a checkpoint of dlguide for {model.name}", (
+            "Keras' own files of this net expect other images (blue first, 0 to 255, minus a mean)."
+        )  # fmt: skip
+        require(model.name == REAL, "weights", must, str(path), then)
+        import keras
+
+        keras.Model(model.inputs, model.get_layer(HEAD).input).load_weights(path)
+        return WeightsOrigin(str(path))
     found, arrays = checkpoint.read(path)
     there = {name: array for (name, _, _), array in zip(found.arrays, arrays, strict=True)}
-    mine, ready = _body(model), found.settings.get("preprocessing")
-    for variable in mine:
+    body = [one for one in model.weights if one.path.split("/")[0] != HEAD]
+    for variable in body:
         array = there.get(variable.path)
         if array is None or array.shape != tuple(variable.shape):
-            holds = "nothing of that name" if array is None else f"one of shape {array.shape}"
-            wanted = f"{variable.path} of shape {tuple(variable.shape)}"
-            raise _of_another_net(model, path, wanted, holds)
-    if ready not in (None, preprocessing(model.name)):
+            raise CheckpointError(
+                f"{path} holds the weights of another net than {model.name} for images of "
+                f"{tuple(model.inputs[0].shape[1:])}: looked for {variable.path} of shape "
+                f"{tuple(variable.shape)}. Choose the net they belong to with `net`."
+            )
+    if found.settings.get("preprocessing") not in (None, preprocessing(model.name)):
         raise CheckpointError(
-            f"{path} was trained on images prepared with {ready}; {model.name} here gets "
-            f"{preprocessing(model.name)}. Its first layer would see other numbers."
+            f"{path} was trained on images prepared with {found.settings['preprocessing']}; "
+            f"{model.name} here gets {preprocessing(model.name)}."
         )
-    for variable in mine:
+    for variable in body:
         variable.assign(there[variable.path].astype(variable.dtype))
-    batch = found.settings.get("global_batch")
-    return WeightsOrigin(str(path), found.epoch, rate_of(found), batch)
-
-
-def require_weights(path: str | os.PathLike, net: str) -> Path:
-    """Return the path of weights; raise if nothing is there, or they need other images."""
-    path = Path(path)
-    if not path.exists():
-        raise MissingComponentError(
-            f"There are no weights at {path}. Looked for a file .dlguide or .h5 of {net}, or a "
-            "folder of such checkpoints. Name one that is there, or leave `weights` out to "
-            "pre-train on synthetic radiographs."
-        )
-    must = f"be a checkpoint of dlguide for {net}"
-    then = (
-        "Keras' own files of this net expect other images (blue first, 0 to 255, minus a mean). "
-        f"Take {REAL}, whose images are prepared as here."
-    )
-    require(path.suffix != ".h5" or net in (SMALL, REAL), "weights", must, str(path), then)
-    return path
-
-
-def _from_keras(model: keras.Model, path: Path) -> WeightsOrigin:
-    """Read a Keras file into a copy of the net with the file's last layer, then take the rest."""
-    import keras
-
-    head = model.get_layer(HEAD)
-    classes = {shape[1] for shape in _shapes(path)
-               if len(shape) == 2 and shape[0] == head.kernel.shape[0]}  # fmt: skip
-    config = model.get_config()
-    for layer in config["layers"]:
-        if layer["config"]["name"] == HEAD:
-            layer["config"]["units"] = next(iter(classes), 1)
-    whole = keras.Model.from_config(config)
-    reader = whole if classes else keras.Model(whole.inputs, whole.get_layer(HEAD).input)
-    try:
-        reader.load_weights(path)
-    except (ValueError, KeyError, OSError) as error:
-        raise _of_another_net(model, path, f"its {len(_body(model))} arrays", str(error)) from error
-    for variable, value in zip(_body(model), _body(whole), strict=True):
-        variable.assign(value)
-    return WeightsOrigin(str(path))
-
-
-def _body(model: keras.Model) -> list[Any]:
-    """The weights of all layers but the last."""
-    head = {id(variable) for variable in model.get_layer(HEAD).weights}
-    return [variable for variable in model.weights if id(variable) not in head]
-
-
-def _shapes(path: Path) -> list[tuple[int, ...]]:
-    """The shapes of the arrays in a Keras file."""
-    import h5py
-
-    found: list[tuple[int, ...]] = []
-    try:
-        with h5py.File(path) as file:
-            file.visititems(lambda _, item: found.append(getattr(item, "shape", ())))
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be read as HDF5: {error}. It may be cut short: fetch it again."
-        ) from error
-    return found
-
-
-def _of_another_net(model: keras.Model, path: Path, wanted: str, holds: str) -> CheckpointError:
-    return CheckpointError(
-        f"{path} holds the weights of another net than {model.name} for images of "
-        f"{tuple(model.inputs[0].shape[1:])}: looked for {wanted}, found {holds}. Give weights of "
-        f"{model.name}, or choose the net they belong to with `net`."
+    return WeightsOrigin(
+        str(path), found.epoch, rates_of(found)[0], found.settings.get("global_batch")
     )

@@ -7,8 +7,8 @@ not training material for anybody who reads radiographs.
 
 What a net could learn: the signs; the view (lying: raised diaphragm, wider heart); the sex (a
 shadow over the lower lungs, smaller lungs); the age (bones lose brightness). Findings are drawn
-independently of view, sex and age, and of each other apart from the rates in `RATES`; so none of
-the three is a shortcut to a finding. `marked` adds one on purpose: the lead letter of a hospital.
+independently of view, sex and age; so none of the three is a shortcut to a finding. `marked` adds
+one on purpose: the lead letter of a hospital.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from statistics import NormalDist
 import numpy as np
 
 from dlcourse.synthetic import Samples, clouds, encoded, grid, sample_rng, smooth_step
-from dlguide.errors import require_count, require_known
 
 Grid, Random = np.ndarray, np.random.Generator
 SIDES = (-1, 1)
@@ -390,18 +389,13 @@ PUBLISHED_RADIOGRAPHS = 112_120
 _PATIENTS, _RADIOGRAPHS = 3, 11
 # Beside the finding that it is made for, a radiograph has each other one so often.
 _BESIDE = 0.06
-RATES = ("even", "published")
 # Shares of radiographs taken lying (view AP), and of women.
 LYING, FEMALE = 0.4, 0.435
-SMALLEST = 32
 
 
 @dataclass(frozen=True)
 class Radiograph:
-    """A radiograph, uint8 of shape (size, size), with its patient, view and findings.
-
-    The table of a data set has radiographs without pixels.
-    """
+    """A radiograph, uint8 of shape (size, size), with its patient, view and findings."""
 
     index: int
     patient: int
@@ -410,7 +404,7 @@ class Radiograph:
     gender: str
     view: str
     findings: tuple[str, ...]
-    pixels: Grid | None = field(default=None, repr=False, compare=False)
+    pixels: Grid = field(repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -422,36 +416,26 @@ class Radiograph:
         """One number per finding, 1 where it is present, float32 of shape (14,)."""
         return np.array([name in self.findings for name in FINDINGS], np.float32)
 
-    @property
-    def finding_labels(self) -> str:
-        """The findings as the published table has them, for example "Edema|Mass"."""
-        return "|".join(sorted(self.findings)) or "No Finding"
-
     def encoded(self) -> bytes:
         """Return the radiograph as a grey PNG file."""
         return encoded(self.pixels, "png")
 
 
-def chest(count: int, size: int, seed: int, rates: str = "even") -> Samples:
+def chest(count: int, size: int, seed: int) -> Samples:
     """Make radiographs of phantoms, as many as wanted.
 
-    With `rates="even"`, each 15 radiographs in a row hold one made for each finding and one
-    without; each other finding is beside it in 6 of 100. With "published", each occurs as often
-    as in ChestX-ray14, independently of the others: Hernia once in 494.
+    Each 15 radiographs in a row hold one made for each finding and one without; each other finding
+    is beside it in 6 of 100.
     """
-    require_count(size, "size", least=SMALLEST)
-    require_count(seed, "seed", least=0)
-    require_known(rates, RATES, "rates")
-    make = partial(_radiograph, size=size, seed=seed, rates=rates)
-    return Samples(range(require_count(count, "count")), make)
+    return Samples(range(count), partial(_radiograph, size=size, seed=seed))
 
 
 @lru_cache(1000)  # drawing takes milliseconds, and two hospitals share their patients
-def _radiograph(index: int, size: int, seed: int, rates: str) -> Radiograph:
+def _radiograph(index: int, size: int, seed: int) -> Radiograph:
     patient, follow_up = _patient(index, seed)
     age, gender = person(seed, patient)
     view = "AP" if sample_rng(seed, "radiograph", index).random() < LYING else "PA"
-    findings = _findings(index, seed, rates)
+    findings = _findings(index, seed)
     pixels = draw(seed, index, patient, view, findings, size)
     return Radiograph(index, patient, follow_up, age + follow_up, gender, view, findings, pixels)
 
@@ -531,12 +515,8 @@ def _patient(index: int, seed: int) -> tuple[int, int]:
     return 1 + block * _PATIENTS + which, place - starts[which]
 
 
-def _findings(index: int, seed: int, rates: str) -> tuple[str, ...]:
-    chance = sample_rng(seed, "findings", index)
-    draws = chance.random(len(FINDINGS))
-    if rates == "published":
-        often = np.array(list(PUBLISHED.values())) / PUBLISHED_RADIOGRAPHS
-        return tuple(np.array(FINDINGS)[draws < often].tolist())
+def _findings(index: int, seed: int) -> tuple[str, ...]:
+    draws = sample_rng(seed, "findings", index).random(len(FINDINGS))
     block, place = divmod(index, len(FINDINGS) + 1)
     made_for = int(sample_rng(seed, "findings", block, 99, 0).permutation(len(FINDINGS) + 1)[place])
     if made_for == len(FINDINGS):

@@ -1,13 +1,11 @@
 """Frames of a road predicted by a GAN: six in, six out.
 
     outcomes = cluster.run(video.train, epochs=12)              # one Outcome per rank
-    video.write(outcomes, "build/usecases/video")
-    report.table(video.findings(outcomes))
+    report.table(video.findings(outcomes[0], measured))
 
 Drawn drives of 32 pixels by default; `real=` takes KITTI tracking, `size=128` the guide's frames.
 """
 
-from dlcourse.usecases.video.replication import replicate
 from dlcourse.usecases.video.report import (
     Outcome,
     Score,
@@ -18,26 +16,22 @@ from dlcourse.usecases.video.report import (
     judge,
     rows,
     shown,
-    write,
 )
-from dlcourse.usecases.video.training import OPTIONS, check, rehearse, stages, step, train
+from dlcourse.usecases.video.training import VideoConfig, replicate, stages, step, train
 
 __all__ = [
-    "OPTIONS",
     "Outcome",
     "Score",
-    "check",
+    "VideoConfig",
     "films",
     "findings",
     "frame_scores",
     "guide",
     "judge",
-    "rehearse",
     "replicate",
     "rows",
     "shown",
     "stages",
     "step",
     "train",
-    "write",
 ]

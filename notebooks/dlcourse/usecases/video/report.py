@@ -1,22 +1,15 @@
-"""Results of the video case: scores, the outcome of a training, files, findings and the guide's."""
+"""Results of the video case: scores, the outcome of a training, findings and the guide's."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from dlcourse import pictures, replicas
 from dlcourse.usecases.report import Finding
 from dlcourse.usecases.speedup import Speedup
-from dlguide import files, models, published
-from dlguide.errors import require
-from dlguide.scaling import costs
+from dlguide import published
 
 WINDOW = 11  # pixels of SSIM's window
 GAN = "GAN"
@@ -47,80 +40,53 @@ class Outcome:
     """The result on one rank; scores and pictures are the same on all ranks.
 
     Args:
-        rank: its index.
         ranks: number of ranks.
         data: origin of the clips.
         size: height and width of a frame (pixels).
-        drives: drives to learn from, and held out .
-        clips: to learn from, and held out .
-        epochs: passes over the clips, those of a checkpoint included .
-        first_epoch: epochs that a checkpoint had done before .
+        drives: drives to learn from, and held out.
+        clips: to learn from, and held out.
+        epochs: passes over the clips.
         global_batch: clips of a step on all ranks.
         seed: of drives, first weights and order.
-        sizes: of each epoch of this run the finest resolution that was trained (pixels).
-        error: of each epoch of this run the mean error of those frames (0 to 1).
-        adversarial_loss: of the generator, likewise.
-        discriminator_loss: likewise.
-        parameters: of generator and discriminator .
+        sizes: of each epoch the finest resolution that was trained (pixels).
+        error: of each epoch the mean error of those frames (0 to 1).
+        discriminator_loss: of each epoch.
+        parameters: of generator and discriminator.
         nbytes: gradients that each rank exchanges in a step at full size (bytes).
         scores: of each predictor, "GAN" the last one.
         examples: some clips that are held out: "past" and "truth", then each predictor's frames:
             uint8, shape (clips, frames, size, size, 3).
         step_s: times of the steps at full size, without the first (s).
-        load_s: time to make or read and to share the clips (s).
         train_s: time of all steps, compiling included (s).
         digest: of the weights, in hexadecimal.
     """
 
-    rank: int
     ranks: int
     data: str
     size: int
     drives: tuple[int, int]
     clips: tuple[int, int]
     epochs: int
-    first_epoch: int
     global_batch: int
     seed: int
     sizes: tuple[int, ...]
     error: tuple[float, ...]
-    adversarial_loss: tuple[float, ...]
     discriminator_loss: tuple[float, ...]
     parameters: tuple[int, int]
     nbytes: int
     scores: dict[str, Score]
     examples: dict[str, np.ndarray] = field(repr=False)
     step_s: tuple[float, ...] = field(repr=False)
-    load_s: float
     train_s: float
     digest: str
 
     @property
-    def best_baseline(self) -> dict[str, str]:
-        """Name of the best baseline, by PSNR and by SSIM."""
-        others = {name: score for name, score in self.scores.items() if name != GAN}
-        return {
-            "psnr": max(others, key=lambda name: others[name].mean_psnr),
-            "ssim": max(others, key=lambda name: others[name].mean_ssim),
-        }
-
-    @property
-    def gain(self) -> tuple[float, float]:
-        """Gain of the GAN over the best baseline: PSNR (dB) and SSIM."""
-        own, best = self.scores[GAN], self.best_baseline
-        return (
-            own.mean_psnr - self.scores[best["psnr"]].mean_psnr,
-            own.mean_ssim - self.scores[best["ssim"]].mean_ssim,
-        )
-
-    @property
     def clips_per_s(self) -> float:
-        """Clips of all ranks per second of steps at full size; 0.0 if none was made."""
-        return self.global_batch / float(np.median(self.step_s)) if self.step_s else 0.0
+        """Clips of all ranks per second of steps at full size."""
+        return self.global_batch / float(np.median(self.step_s))
 
     def summary(self) -> str:
         """Summarise the result in a few lines."""
-        dB, similar = self.gain
         lines = [
             f"{self.data}: {self.clips[0]} clips of {self.drives[0]} drives, evaluated on "
             f"{self.clips[1]} clips of {self.drives[1]} others; {self.size} x {self.size} pixels",
@@ -128,13 +94,7 @@ class Outcome:
         ]
         for name, score in self.scores.items():
             lines.append(f"{name:10} {score.mean_psnr:10.2f} {score.mean_ssim:7.3f}")
-        lines.append(f"The GAN against the best of the others: {dB:+.2f} dB, SSIM {similar:+.3f}")
         return "\n".join(lines)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, without the pictures."""
-        plain = {name: value for name, value in vars(self).items() if name != "examples"}
-        return plain | {"scores": {name: vars(score) for name, score in self.scores.items()}}
 
 
 def judge(truth: np.ndarray, predicted: np.ndarray) -> Score:
@@ -148,22 +108,11 @@ def judge(truth: np.ndarray, predicted: np.ndarray) -> Score:
         truth: uint8, shape (clips, frames, rows, columns, 3).
         predicted: the same, rounded as `shown` does.
 
-    Raises:
-        ValueError: if the shapes differ, frames are smaller than SSIM's window of 11 pixels, or
-            the predicted pixels are not uint8.
-
     Source:
         Wang, Bovik, Sheikh and Simoncelli, IEEE Transactions on Image Processing 13 (2004),
         600-612: SSIM.
     """
-    true, whole = np.asarray(truth), np.asarray(predicted)
-    require(whole.dtype == np.uint8, "predicted", "be uint8", whole.dtype.name, "Use `shown`.")
-    must = "have the shape (clips, frames, rows, columns, channels)"
-    require(true.ndim == 5 and true.size > 0, "truth", must, true.shape)
-    require(true.shape == whole.shape, "predicted", f"have the shape {true.shape}", whole.shape)
-    large = min(true.shape[-3:-1]) >= WINDOW
-    require(large, "truth", f"have frames of at least {WINDOW} x {WINDOW} pixels", true.shape)
-    a, b = true.astype(float), whole.astype(float)
+    a, b = truth.astype(float), predicted.astype(float)
     with np.errstate(divide="ignore"):
         decibels = 10 * np.log10(255**2 / np.mean((a - b) ** 2, axis=(-3, -2, -1)))
     return Score(*(tuple(map(float, each.mean(axis=0))) for each in (decibels, _ssim(a, b))))
@@ -213,32 +162,6 @@ def examples(
 ROWS = ("truth", "flow", "fitted", GAN)
 
 
-def write(outcomes: Sequence[Outcome], folder: str | os.PathLike) -> tuple[Path, ...]:
-    """Write numbers, pictures and a film of the ranks' outcomes; return the files.
-
-    Raises:
-        ValueError: if there is no outcome, or the folder cannot be written to.
-    """
-    require(len(outcomes) > 0, "outcomes", "hold what a rank returned", list(outcomes))
-    files.require_writable(folder, "folder")
-    folder, first = Path(folder), outcomes[0]
-    written = [folder / "outcome.json"]
-    record = {"ranks": [each.as_dict() for each in outcomes], "summary": first.summary()}
-    written[0].write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-
-    def path(name: str) -> Path:
-        written.append(folder / name)
-        return written[-1]
-
-    for clip in range(len(first.examples["truth"])):
-        pictures.predicted_frames(rows(first), clip).savefig(path(f"frames-{clip}.png"))
-    pictures.frame_scores(frame_scores(first)).savefig(path("scores.png"))
-    if first.error:
-        pictures.growth(first.error, first.sizes).savefig(path("growth.png"))
-    path("film.gif").write_bytes(pictures.film(films(first)))
-    return tuple(written)
-
-
 def rows(outcome: Outcome) -> dict[str, np.ndarray]:
     """Return the rows of `pictures.predicted_frames`: past, truth and predictions."""
     return {"seen": outcome.examples["past"]} | {name: outcome.examples[name] for name in ROWS}
@@ -256,10 +179,6 @@ def frame_scores(outcome: Outcome) -> dict[str, tuple[tuple[float, ...], tuple[f
 
 
 _FLOAT = 4  # bytes of a number in float32
-_COPIES = 4  # weight, gradient and Adam's two moments
-_D_CALLS = 4  # of the discriminator in a step: true, generated, between them, for the generator
-_GUIDE = "guide 6.1"
-_SINGLE_GB = 15.5  # guide 6.1, Table 3, third row: memory in use on a single P100
 
 
 @dataclass(frozen=True)
@@ -278,14 +197,9 @@ class GuideCase:
     other_nbytes: float
 
     @property
-    def parameters(self) -> int:
-        """Weights of both nets (count)."""
-        return self.generator + self.discriminator
-
-    @property
     def nbytes(self) -> int:
         """Gradients of both nets in float32 (bytes)."""
-        return _FLOAT * self.parameters
+        return _FLOAT * (self.generator + self.discriminator)
 
     @property
     def speedup(self) -> float:
@@ -298,19 +212,10 @@ class GuideCase:
         return self.sequences * self.epochs // self.batch
 
     @property
-    def clip_s(self) -> float:
-        """Time of one clip on one GPU (s)."""
-        return 3600 * self.one_h / (self.sequences * self.epochs)
-
-    @property
     def added_s(self) -> float:
-        """Time of a step on all GPUs beyond that of one clip on one GPU (s): a lower bound."""
-        return 3600 * self.many_h / self.steps - self.clip_s * self.batch / self.gpus
-
-    @property
-    def through_first_nbytes(self) -> int:
-        """Bytes through GPU 0 in a step: weights to the others, their gradients back."""
-        return 2 * (self.gpus - 1) * self.nbytes
+        """Time of a step on all GPUs beyond that of its share on one GPU (s): a lower bound."""
+        clip_s = 3600 * self.one_h / (self.sequences * self.epochs)
+        return 3600 * self.many_h / self.steps - clip_s * self.batch / self.gpus
 
     @property
     def moved(self) -> dict[str, int]:
@@ -320,11 +225,11 @@ class GuideCase:
         each net once. FutureGAN's published code calls the generator once in a step and the
         discriminator four times, and each call copies its net anew.
         """
-        calls = _FLOAT * (self.generator + _D_CALLS * self.discriminator)
+        others, calls = self.gpus - 1, _FLOAT * (self.generator + 4 * self.discriminator)
         return {
             "NCCL, each net once": 2 * self.nbytes,
-            "copies, each net once": self.through_first_nbytes,
-            "copies, at each call": 2 * (self.gpus - 1) * calls,
+            "copies, each net once": 2 * others * self.nbytes,
+            "copies, at each call": 2 * others * calls,
         }
 
 
@@ -355,128 +260,57 @@ def guide() -> GuideCase:
     )
 
 
-def findings(outcomes: Sequence[Outcome], speedup: Speedup | None = None) -> list[Finding]:
+def findings(ours: Outcome, speedup: Speedup) -> list[Finding]:
     """Compare the guide's findings with ours, for `report.table`."""
-    require(len(outcomes) > 0, "outcomes", "hold what a rank returned", list(outcomes))
-    theirs, ours = guide(), outcomes[0]
+    theirs, gan, bar = guide(), ours.scores[GAN], ours.scores["fitted"]
+    waiting = theirs.added_s * theirs.steps / (3600 * theirs.many_h)
+    clips = theirs.sequences * theirs.epochs
     return [
-        _speed(theirs, speedup),
-        _cause(theirs, ours, speedup),
-        _size(theirs, ours),
-        _memory(theirs, ours),
-        _work(theirs, ours),
-        _quality(ours),
-    ]
-
-
-def _speed(theirs: GuideCase, speedup: Speedup | None) -> Finding:
-    ours, why = "not measured in this run", "Measure the speed-up of a step on ranks first."
-    if speedup is not None:
-        ours = (
-            f"{speedup.speedup:.2f} times on {speedup.ranks} ranks, {speedup.efficiency:.0%} of "
-            f"them; predicted {speedup.predicted_speedup:.2f}"
-        )
-        why = (
+        Finding(
+            "speed-up", f"{theirs.one_h:.0f} h on one P100, {theirs.many_h:.0f} h on "
+            f"{theirs.gpus}: {theirs.speedup:.1f} times", "guide 6.1, Table 4",
+            f"{speedup.speedup:.2f} times on {speedup.ranks} ranks, predicted "
+            f"{speedup.predicted_speedup:.2f}",
             f"Our step exchanges {1e-6 * speedup.nbytes:.3g} MB by a reduction in which all ranks "
             f"share the work: {speedup.exchange_share:.0%} of the predicted step. Theirs sends "
-            f"{1e-6 * theirs.nbytes:.0f} MB from and to one GPU, {theirs.gpus - 1} times each way."
-        )
-    said = (
-        f"{theirs.one_h:.0f} h on one P100, {theirs.many_h:.0f} h on {theirs.gpus}: "
-        f"{theirs.speedup:.1f} times, {theirs.speedup / theirs.gpus:.0%} of them"
-    )
-    return Finding("speed-up", said, f"{_GUIDE}, Table 4", ours, why)
-
-
-def _cause(theirs: GuideCase, ours: Outcome, speedup: Speedup | None) -> Finding:
-    share = theirs.added_s * theirs.steps / (3600 * theirs.many_h)
-    link = costs.link("NVLink 1").bytes_per_s
-    shown = f"{1e-6 * ours.nbytes:.3g} MB of gradients a step"
-    if speedup is not None:
-        shown += f", {1e3 * speedup.predicted.exposed_s:.1f} ms for their exchange"
-    return Finding(
-        "why no more",
-        f'"a very large model", costly aggregation; {share:.0%} of the {theirs.many_h:.0f} h '
-        "are no share of one GPU's work",
-        f"{_GUIDE}.4, Tables 2 and 4",
-        shown,
-        f"{theirs.added_s:.2f} s were added to each step. Over one NVLink one way "
-        f"({1e-9 * link:.0f} GB/s) the exchange through GPU 0 takes, depending on how it is made: "
-        + "; ".join(
-            f"{name}: {1e-9 * nbytes:.1f} GB, {nbytes / link:.2f} s"
-            for name, nbytes in theirs.moved.items()
-        )
-        + ". So bytes alone do not decide; nothing of it was measured.",
-    )
-
-
-def _size(theirs: GuideCase, ours: Outcome) -> Finding:
-    fixed = models.memory(theirs.generator, batch=1, optimizer="adam").fixed
-    copies = fixed / (_FLOAT * theirs.generator)
-    own = sum(ours.parameters)
-    return Finding(
-        "size of the nets",
-        f"{1e-6 * theirs.generator:.0f} M (~2.1 GB) and {1e-6 * theirs.discriminator:.0f} M "
-        "(~1.3 GB) parameters",
-        f"{_GUIDE}, Table 2",
-        f"{1e-3 * ours.parameters[0]:.0f} k and {1e-3 * ours.parameters[1]:.0f} k parameters, "
-        f"{1e-6 * _COPIES * _FLOAT * own:.2g} MB with gradients and Adam",
-        f"{1e-6 * theirs.generator:.0f} M in float32 are "
-        f"{1e-9 * _FLOAT * theirs.generator:.2f} GB; {1e-9 * fixed:.2f} GB are {copies:.0f} "
-        "numbers each: weight, gradient, two moments of Adam. Ours must learn on two cores in "
-        f"half a minute, so they are {theirs.parameters / own:.0f} times smaller.",
-    )
-
-
-def _memory(theirs: GuideCase, ours: Outcome) -> Finding:
-    first, other = replicas.memory(theirs.gpus, theirs.nbytes, 0, 0)
-    more, found = first.total - other.total, theirs.first_nbytes - theirs.other_nbytes
-    own_first, own_other = replicas.memory(theirs.gpus, ours.nbytes, 0, 0)
-    return Finding(
-        "memory of the first GPU",
-        f"~{1e-9 * theirs.first_nbytes:.1f} GB, the others ~{1e-9 * theirs.other_nbytes:.0f} GB",
-        f"{_GUIDE}, Table 3",
-        f"with replicas our nets would hold {1e-6 * own_first.total:.1f} MB on rank 0 and "
-        f"{1e-6 * own_other.total:.1f} MB on another; with a reduction all ranks hold as much",
-        f"GPU 0 keeps Adam's moments ({1e-9 * first.state:.1f} GB) and gradients that arrive "
-        f"({1e-9 * first.arriving:.1f} GB): {1e-9 * more:.1f} of the {1e-9 * found:.1f} GB. "
-        "The rest (all clips, gathered frames, what the allocator keeps) is not stated. A single "
-        f"P100 had ~{_SINGLE_GB} GB too, without anything that arrives: of 16 GB, so it may just "
-        "have been full.",
-    )
-
-
-def _work(theirs: GuideCase, ours: Outcome) -> Finding:
-    made = len(ours.sizes) * (ours.clips[0] // ours.global_batch) * ours.global_batch
-    speed = f"{ours.clips_per_s:.1f} clips/s at full size" if ours.step_s else "nothing trained"
-    pixels = (128 / ours.size) ** 2
-    return Finding(
-        "work until it is trained",
-        f"{theirs.sequences} sequences, {theirs.epochs} epochs: {theirs.steps:,} steps of "
-        f"{theirs.batch} clips, {theirs.steps * theirs.batch / (3600 * theirs.one_h):.1f} clips/s "
-        f"on one P100 and {theirs.steps * theirs.batch / (3600 * theirs.many_h):.1f} on "
-        f"{theirs.gpus}",
-        f"{_GUIDE}, Tables 2 and 4",
-        f"{made:,} clips in {ours.train_s:.0f} s on {ours.ranks} ranks; {speed}",
-        f"Frames of {ours.size} pixels have {pixels:.0f} times fewer of them than 128, the nets "
-        "are smaller as stated above, half of the epochs train coarser frames only, and the "
-        "generator begins with a guess that the flow makes.",
-    )
-
-
-def _quality(ours: Outcome) -> Finding:
-    gain_db, gain = ours.gain
-    best = ours.best_baseline
-    own = ours.scores[GAN]
-    better = gain_db > 0 and gain > 0
-    return Finding(
-        "how good it is",
-        "pictures in the paper; the guide prints no number",
-        f"{_GUIDE}.4",
-        f"PSNR {own.mean_psnr:.2f} dB ({gain_db:+.2f} against {best['psnr']}), SSIM "
-        f"{own.mean_ssim:.3f} ({gain:+.3f} against {best['ssim']}), on drives held out",
-        "A net is worth its training where it beats what needs no net: here it does."
-        if better
-        else "A net is worth its training where it beats what needs no net: here it does not yet. "
-        "Train longer, on more drives.",
-    )
+            f"{1e-6 * theirs.nbytes:.0f} MB from and to one GPU.",
+        ),
+        Finding(
+            "why no more", f'"a very large model", costly aggregation; {waiting:.0%} of the time '
+            "are no share of one GPU's work", "guide 6.1.4, Tables 2 and 4",
+            f"{1e3 * speedup.predicted.exposed_s:.1f} ms of a step for the exchange",
+            f"{theirs.added_s:.2f} s were added to each step. The bytes through GPU 0 are "
+            f"{1e-9 * min(theirs.moved.values()):.1f} to {1e-9 * max(theirs.moved.values()):.1f} "
+            "GB, depending on how they were exchanged: bytes alone do not decide.",
+        ),
+        Finding(
+            "size of the nets", f"{1e-6 * theirs.generator:.0f} M (~2.1 GB) and "
+            f"{1e-6 * theirs.discriminator:.0f} M (~1.3 GB) parameters", "guide 6.1, Table 2",
+            "{:.0f} k and {:.0f} k parameters".format(*(1e-3 * each for each in ours.parameters)),
+            "Four values for each parameter: weight, gradient, two moments of Adam. Ours must "
+            "learn on two cores in half a minute.",
+        ),
+        Finding(
+            "memory of the first GPU", f"~{1e-9 * theirs.first_nbytes:.1f} GB, the others "
+            f"~{1e-9 * theirs.other_nbytes:.0f} GB", "guide 6.1, Table 3",
+            "all ranks hold the same", "GPU 0 keeps Adam's moments and gradients that arrive: "
+            f"{3e-9 * theirs.nbytes:.1f} of the "
+            f"{1e-9 * (theirs.first_nbytes - theirs.other_nbytes):.1f} GB. The rest is not stated.",
+        ),
+        Finding(
+            "work until it is trained", f"{theirs.sequences} sequences, {theirs.epochs} epochs: "
+            f"{clips / (3600 * theirs.one_h):.1f} clips/s on one P100 and "
+            f"{clips / (3600 * theirs.many_h):.1f} on {theirs.gpus}", "guide 6.1, Tables 2 and 4",
+            f"{ours.clips[0] * ours.epochs:,} clips in {ours.train_s:.0f} s on {ours.ranks} ranks; "
+            f"{ours.clips_per_s:.1f} clips/s at full size",
+            f"Frames of {ours.size} pixels have {(128 / ours.size) ** 2:.0f} times fewer of them "
+            "than 128, the nets are smaller, half of the epochs train coarser frames only, and the "
+            "generator begins with a guess that the flow makes.",
+        ),
+        Finding(
+            "how good it is", "pictures in the paper; the guide prints no number", "guide 6.1.4",
+            f"PSNR {gan.mean_psnr:.2f} dB ({gan.mean_psnr - bar.mean_psnr:+.2f} against the fitted "
+            f"blend), SSIM {gan.mean_ssim:.3f} ({gan.mean_ssim - bar.mean_ssim:+.3f}), on drives "
+            "held out", "A net is worth its training where it beats what needs no net.",
+        ),
+    ]  # fmt: skip

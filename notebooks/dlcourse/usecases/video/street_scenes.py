@@ -1,4 +1,4 @@
-"""A synthetic drive along a road as a video: sky, hills, trees, lanes, vehicles with their labels.
+"""A synthetic drive along a road as a video: sky, hills, trees, lanes, vehicles.
 
 Axes as KITTI has them: x to the right, y down, z ahead, in metres from the camera, which moves
 along. The vehicles of a lane keep their distances, so none meets another, and any frame follows
@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import colorsys
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from dlcourse.synthetic import Samples, clouds, encoded, sample_rng
-from dlguide.errors import require_count
+from dlcourse.synthetic import clouds, sample_rng
 
 # KITTI's left colour camera: size of its images (pixels), focal length and centre (pixels).
 KITTI_COLUMNS, KITTI_ROWS = 1242, 375
@@ -55,7 +54,6 @@ class Camera:
 class Vehicle:
     """A vehicle in one frame."""
 
-    track: int
     kind: str
     x: float
     z: float
@@ -63,70 +61,6 @@ class Vehicle:
     oncoming: bool
     hue: float
     bright: float
-
-    def corners(self) -> list[tuple[float, float, float]]:
-        """List the corners of the box around it, the near ones first."""
-        height, width, length = self.size
-        return [
-            (self.x + a * width / 2, CAMERA_HEIGHT - b * height, self.z + c * length / 2)
-            for c in (-1, 1)
-            for b in (0, 1)
-            for a in (-1, 1)
-        ]
-
-
-@dataclass(frozen=True)
-class Label:
-    """One line of a label file of KITTI tracking, 17 columns in its order.
-
-    Args:
-        frame: number of the frame.
-        track: number of the vehicle.
-        kind: "Car", "Van" or "Truck".
-        truncated: how much lies outside the picture: 0 nothing, 1 some, 2 most.
-        occluded: how much others hide: 0 nothing, 1 some, 2 most.
-        alpha: angle under which the camera sees it (radians).
-        left: of its box in the picture (pixels).
-        top: of its box (pixels).
-        right: of its box (pixels).
-        bottom: of its box (pixels).
-        height: of the vehicle (m).
-        width: of the vehicle (m).
-        length: of the vehicle (m).
-        x: middle of its floor, to the right (m).
-        y: middle of its floor, down (m).
-        z: middle of its floor, ahead (m).
-        rotation: about the vertical axis (radians).
-    """
-
-    frame: int
-    track: int
-    kind: str
-    truncated: int
-    occluded: int
-    alpha: float
-    left: float
-    top: float
-    right: float
-    bottom: float
-    height: float
-    width: float
-    length: float
-    x: float
-    y: float
-    z: float
-    rotation: float
-
-    def line(self) -> str:
-        """Write the label as KITTI's files have it.
-
-        Returns:
-            str: 17 columns with one space between.
-        """
-        first = f"{self.frame} {self.track} {self.kind} {self.truncated} {self.occluded}"
-        numbers = (self.alpha, self.left, self.top, self.right, self.bottom, self.height)
-        numbers += (self.width, self.length, self.x, self.y, self.z, self.rotation)
-        return " ".join((first, *(f"{number:.6f}" for number in numbers)))
 
 
 def vehicles(seed: int, frame: int) -> list[Vehicle]:
@@ -149,41 +83,6 @@ def vehicles(seed: int, frame: int) -> list[Vehicle]:
     return sorted(seen, key=lambda one: -one.z)
 
 
-def label(vehicle: Vehicle, frame: int, camera: Camera, visible: float) -> Label | None:
-    """Describe a vehicle as a label file does."""
-    points = np.array([camera.project(*corner) for corner in vehicle.corners()])
-    (left, top), (right, bottom) = points.min(0), points.max(0)
-    whole = (right - left) * (bottom - top)
-    # a KITTI box ends at the middle of the last pixel
-    left, right = np.clip((left, right), 0, camera.columns - 1)
-    top, bottom = np.clip((top, bottom), 0, camera.rows - 1)
-    inside = (right - left) * (bottom - top) / whole
-    if inside <= 0.02 or visible <= 0.02:
-        return None
-    rotation = math.pi / 2 if vehicle.oncoming else -math.pi / 2
-    return Label(
-        frame,
-        vehicle.track,
-        vehicle.kind,
-        _degree(inside),
-        _degree(visible),
-        rotation - math.atan2(vehicle.x, vehicle.z),
-        float(left),
-        float(top),
-        float(right),
-        float(bottom),
-        *vehicle.size,
-        vehicle.x,
-        CAMERA_HEIGHT,
-        vehicle.z,
-        rotation,
-    )
-
-
-def _degree(left_over: float) -> int:
-    return 0 if left_over > 0.97 else 1 if left_over > 0.5 else 2
-
-
 def _natural(number: int) -> int:
     """Number the whole numbers, also those below 0, from 0 up: 0, -1, 1, -2, 2 and so on."""
     return 2 * number if number >= 0 else -2 * number - 1
@@ -194,7 +93,6 @@ def _vehicle(seed: int, lane: int, number: int, z: float) -> Vehicle:
     kind = str(rng.choice(list(TYPES), p=[often for _, often in TYPES.values()]))
     scale = rng.uniform(0.94, 1.06)
     return Vehicle(
-        track=3 * _natural(number) + lane,
         kind=kind,
         x=(lane - _OWN) * LANE + rng.uniform(-0.3, 0.3),
         z=z,
@@ -208,76 +106,7 @@ def _vehicle(seed: int, lane: int, number: int, z: float) -> Vehicle:
 # Drawn so many times as large, then made smaller, so that edges are smooth.
 _FINER = 2
 _AHEAD = 150.0
-SMALLEST = 32
 Colour = tuple[int, int, int]
-
-
-@dataclass(frozen=True, eq=False)
-class Frame:
-    """One frame of a drive.
-
-    Args:
-        index: its number; ten go by in a second.
-        labels: of the vehicles in it, the farthest first.
-        pixels: uint8, shape (size, columns, 3).
-    """
-
-    index: int
-    labels: tuple[Label, ...]
-    pixels: np.ndarray = field(repr=False)
-
-    def encoded(self) -> bytes:
-        """Write the frame as a PNG file.
-
-        Returns:
-            bytes: what stands in the file.
-        """
-        return encoded(self.pixels, "png")
-
-
-def driving(frames: int, size: int, seed: int) -> Samples:
-    """Make a drive of any length with the vehicles' boxes.
-
-    Args:
-        frames: number of frames (count).
-        size: height of a frame (pixels); its width is in KITTI's ratio, 1242 to 375.
-        seed: 0 or more; another one gives another drive.
-
-    Returns:
-        Samples: of `Frame`.
-
-    Raises:
-        ValueError: when a number is too small.
-    """
-    require_count(size, "size", least=SMALLEST)
-    require_count(seed, "seed", least=0)
-    make = partial(_frame, size=size, seed=seed)
-    return Samples(range(require_count(frames, "frames")), make)
-
-
-def _frame(index: int, size: int, seed: int) -> Frame:
-    camera = Camera(size, round(size * KITTI_COLUMNS / KITTI_ROWS))
-    ahead = vehicles(seed, index)
-    labels = (
-        label(vehicle, index, camera, visible)
-        for vehicle, visible in zip(ahead, seen_parts(ahead, camera), strict=True)
-    )
-    return Frame(index, tuple(filter(None, labels)), draw(seed, index, ahead, camera))
-
-
-def seen_parts(ahead: list[Vehicle], camera: Camera) -> list[float]:
-    """Tell how much of each vehicle no other one hides."""
-    shown = Image.new("L", (camera.columns, camera.rows))
-    own = []
-    for number, vehicle in enumerate(ahead, 1):
-        alone = Image.new("L", shown.size)
-        for image, value in ((alone, 1), (shown, number)):
-            pen = ImageDraw.Draw(image)
-            for face in _faces(vehicle, 0.0, 1.0):
-                pen.polygon([camera.project(*point) for point in face], fill=value)
-        own.append(np.count_nonzero(alone))
-    counted = np.bincount(np.asarray(shown).ravel(), minlength=len(ahead) + 1)[1:]
-    return [float(seen / max(all_of_it, 1)) for seen, all_of_it in zip(counted, own, strict=True)]
 
 
 def draw(seed: int, frame: int, ahead: list[Vehicle], camera: Camera) -> np.ndarray:

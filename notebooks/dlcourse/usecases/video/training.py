@@ -1,49 +1,39 @@
-"""Training of the video case on all ranks, with checkpoints, and its step to be timed."""
+"""Training of the video case on all ranks: the discriminator learns, then the generator."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import count
-from numbers import Real
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dlcourse.bench.scaling import StepWorker, TimedStep
-from dlcourse.usecases.plan import Rehearsal
-from dlcourse.usecases.run import Option
+from dlcourse.replicas import DeviceMemory, Replicas
 from dlcourse.usecases.video import baselines, data, nets
-from dlcourse.usecases.video.pair import AdversarialPair, centred, flat
 from dlcourse.usecases.video.report import GAN, Outcome, examples, judge, shown
 from dlguide import measure
 from dlguide.collectives.communicator import Communicator
-from dlguide.errors import require, require_count, require_known, require_positive
-from dlguide.files import require_writable
-from dlguide.training import checkpoint as checkpoints
-from dlguide.training.checkpoint import CheckpointError
+from dlguide.errors import require
 from dlguide.training.devices import connect
 from dlguide.training.divergence import DivergedError
-from dlguide.training.trainer import Clock
 
 if TYPE_CHECKING:
     import keras
+    from mpi4py.MPI import Comm
 
-# The guide's frames have 128 pixels; a lesson has 32.
-SIZE = 32
+# Adam's momentum is low, as usual for a GAN: each net's step changes the other's loss.
+BETA = 0.5
 
 
 @dataclass(frozen=True)
 class VideoConfig:
-    """The arguments of `train` that determine its result."""
+    """The settings of a training; the guide's frames have 128 pixels, a lesson has 32."""
 
-    real: str | None = None
-    seed: int = 0
-    size: int = SIZE
+    size: int = 32
     epochs: int = 12
     global_batch: int = 16
     filters: int = 48
@@ -59,59 +49,6 @@ class VideoConfig:
     adversarial: float = 0.005
     dtype: str = "float32"
 
-    def check(self) -> None:
-        """Raise for invalid values or missing data; the data is looked for, but not read."""
-        then = "A frame is cut into parts of 8, 16, 32 pixels and so on; SSIM needs 11."
-        large = require_count(self.size, "size") >= 16
-        require(large, "size", "be at least 16", self.size, then)
-        nets.resolutions(self.size)
-        counts = ("epochs", "global_batch", "filters", "blocks", "discriminator_filters", "spacing")
-        for name in counts:
-            require_count(getattr(self, name), name)
-        require_positive(self.learning_rate, "learning_rate")
-        for name in ("gradient_loss_weight", "adversarial"):
-            value = getattr(self, name)
-            number = isinstance(value, Real) and 0 <= value < float("inf")
-            require(number, name, "be a number of at least 0", value)
-        require_known(self.dtype, ("float32", "float64"), "dtype")
-        require(self.volume in (True, False), "volume", "be True or False", self.volume)
-        if self.real is None:
-            data.drawn(self.size, self.drives, self.held_out, self.frames, self.seed)
-        else:
-            require_count(self.seed, "seed", least=0)
-            data.kitti(self.real, self.size)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all values by name, for JSON and checkpoints."""
-        return asdict(self)
-
-
-# What `dlguide usecase video --set` accepts, with the defaults.
-OPTIONS = {
-    name: Option(field.default, type(field.default))
-    for name, field in VideoConfig.__dataclass_fields__.items()
-    if name not in ("real", "seed")
-}
-
-
-def check(real: str | os.PathLike | None = None, **own: Any) -> None:
-    """Raise for invalid settings or data before any rank starts.
-
-    Raises:
-        ValueError: if a value is out of range or a name unknown.
-        MissingComponentError: if the real data is not there; with what was looked for, and where.
-        DataError: if it is incomplete, or another data set.
-    """
-    config_of(real, **own).check()
-
-
-def config_of(real: str | os.PathLike | None = None, **own: Any) -> VideoConfig:
-    """Return a config, not yet checked; a ValueError names an unknown argument."""
-    known = VideoConfig.__dataclass_fields__
-    for name in own:
-        require_known(name, known, "argument")
-    return VideoConfig(real=None if real is None else os.fspath(real), **own)
-
 
 def stages(epochs: int, resolutions: int) -> tuple[int, ...]:
     """Return for each epoch how many resolutions are trained.
@@ -126,8 +63,7 @@ def stages(epochs: int, resolutions: int) -> tuple[int, ...]:
     >>> stages(8, 3), stages(2, 3)
     ((1, 1, 2, 2, 3, 3, 3, 3), (2, 3))
     """
-    require_count(epochs, "epochs")
-    before = epochs // 2 if require_count(resolutions, "resolutions") > 1 else 0
+    before = epochs // 2 if resolutions > 1 else 0
     coarse = sorted(resolutions - 1 - number % (resolutions - 1) for number in range(before))
     return (*coarse, *(resolutions,) * (epochs - before))
 
@@ -138,17 +74,11 @@ def rate_at(step: int, steps: int, rate: float) -> float:
     >>> [rate_at(step, 10, 1.0) for step in (0, 5, 9)]
     [1.0, 1.0, 0.208]
     """
-    left = 1 - require_count(step, "step", least=0) / require_count(steps, "steps")
-    return require_positive(rate, "rate") * round(min(1.0, 0.01 + 0.99 * 2 * max(left, 0.0)), 9)
+    return rate * round(min(1.0, 0.01 + 0.99 * 2 * (1 - step / steps)), 9)
 
 
 def train(
-    real: str | os.PathLike | None = None,
-    seed: int = 0,
-    checkpoint: str | os.PathLike | None = None,
-    report: Callable[..., None] | None = None,
-    parallel: bool | None = None,
-    **own: Any,
+    real: str | os.PathLike | None = None, seed: int = 0, parallel: bool | None = None, **own: Any
 ) -> Outcome:
     """Train the pair on clips of some drives and evaluate it on clips of others.
 
@@ -164,212 +94,99 @@ def train(
     Args:
         real: folder of KITTI tracking; None for drawn drives.
         seed: of drawn drives, initial weights and order.
-        checkpoint: folder to write to after each epoch and to resume from; None for neither.
-            A resumed training ends with the weights of the uninterrupted one, bit for bit.
-        report: called with epoch, epochs, step, steps, loss, size, images_per_s; None for
-            `measure.report_progress`.
         parallel: False for this process alone, True for all ranks of the launcher; None for True
             if the launcher started more than one.
-        own: the other fields of `VideoConfig`: size (128 as in the guide), epochs, ...
+        own: the fields of `VideoConfig`: size (128 as in the guide), epochs, ...
 
     Raises:
-        ValueError: on all ranks, if an argument is invalid.
         MissingComponentError: on all ranks, if the real data is not there.
         DataError: on all ranks, if it is incomplete, or another data set.
-        CheckpointError: if the checkpoint is damaged or another training's.
         DivergedError: on all ranks, if a loss is not finite.
 
     Source:
         PRACE Best Practice Guide Deep Learning (2019), section 6.1.
     """
-    report = measure.report_progress if report is None else report
-    clock, comm = Clock(), connect(parallel)
-    config = config_of(real, seed=seed, **own)
-    with comm.agree_or_raise(config.as_dict()):
-        config.check()
-        must = f"be at least the {comm.size} ranks"
-        batch, then = config.global_batch, "Use fewer ranks."
-        require(batch >= comm.size, "global_batch", must, batch, then)
-    with clock.phase("load"):
-        found = data.load(
-            config.real, config.size, config.drives, config.held_out, config.frames, config.spacing,
-            seed, comm,
-        )  # fmt: skip
-        guess, test_guess = (
-            in_parts(comm, past, guessed) for past in (found.past, found.test_past)
-        )
+    comm, config = connect(parallel), VideoConfig(**own)
+    with comm.agree_or_raise({"seed": seed, **asdict(config)}):
+        finest = len(nets.resolutions(config.size))
+    found = data.load(
+        real, config.size, config.drives, config.held_out, config.frames, config.spacing, seed, comm
+    )
+    guess, test_guess = (in_parts(comm, guessed, past) for past in (found.past, found.test_past))
+    clips, batch = len(found.past), config.global_batch
     with comm.agree_or_raise():
-        then = "Use a smaller batch, or more drives."
-        must = f"be at most the {len(found.past)} clips"
-        require(batch <= len(found.past), "global_batch", must, batch, then)
-    growing = _GrowingPair(config, comm)
-    checkpoints_of = VideoCheckpoints(checkpoint, config, comm)
-    growth = stages(config.epochs, len(nets.resolutions(config.size)))
-    first = checkpoints_of.resume(lambda epochs: growing(growth[epochs - 1]), len(growth))
-    arrays = (found.past, guess, found.future)
-    steps = len(found.past) // config.global_batch
-    sums, step_s, sizes = [], [], []
-    with clock.phase("train"):
-        for epoch in range(first, config.epochs):
-            pair = growing(growth[epoch])
-            parts, total = np.zeros(3), config.epochs * steps
-            for step, rows in enumerate(_rows(config, epoch, len(found.past))):
-                begin = perf_counter()
-                done = epoch * steps + step
-                pair.set_rate(rate_at(done, total, config.learning_rate))
-                mine = rows[comm.rank :: comm.size]
-                parts += pair.step(*(each[mine] for each in arrays), config.global_batch)
-                seconds = perf_counter() - begin
-                step_s += [seconds] * (growth[epoch] == growth[-1])
-                report(
-                    epoch=epoch + 1, epochs=config.epochs, step=step + 1, steps=steps,
-                    loss=float(parts[0] * comm.size / (step + 1)), size=pair.resolutions[-1],
-                    images_per_s=config.global_batch / seconds,
-                )  # fmt: skip
-            sums.append(comm.allreduce_sum(parts / steps))
-            sizes.append(pair.resolutions[-1])
-            _require_finite(sums[-1], epoch, config)
-            checkpoints_of.save(pair, epoch + 1, (epoch + 1) * steps)
-    predicted = {
-        name: shown(predict(found.test_past, data.AFTER))
-        for name, predict in baselines.PREDICTORS.items()
-        if name not in ("flow", "blend")
-    }
+        must = f"be at least the {comm.size} ranks and at most the {clips} clips"
+        require(comm.size <= batch <= clips, "global_batch", must, batch)
+    both = build(config, seed)
+    comm.broadcast([weight for net in both for weight in net.weights])
+    growth, steps, pair = stages(config.epochs, finest), clips // batch, None
+    losses, step_s, sizes, begun = [], [], [], perf_counter()
+    for epoch, stage in enumerate(growth):
+        if epoch == 0 or stage != growth[epoch - 1]:
+            pair = pair_of(both, stage, comm, config)
+        order, parts = np.random.default_rng([seed, epoch]).permutation(clips), np.zeros(3)
+        for step in range(steps):
+            begin = perf_counter()
+            pair.set_rate(
+                rate_at(epoch * steps + step, config.epochs * steps, config.learning_rate)
+            )
+            mine = order[step * batch : (step + 1) * batch][comm.rank :: comm.size]
+            parts += pair.step(found.past[mine], guess[mine], found.future[mine], batch)
+            seconds = perf_counter() - begin
+            step_s += [seconds] * (stage == finest)
+            measure.report_progress(
+                epoch=epoch + 1, epochs=config.epochs, step=step + 1, steps=steps,
+                loss=float(parts[0] * comm.size / (step + 1)), size=pair.resolutions[-1],
+                images_per_s=batch / seconds,
+            )  # fmt: skip
+        losses.append(comm.allreduce_sum(parts / steps))
+        sizes.append(pair.resolutions[-1])
+        if not np.isfinite(losses[-1]).all():
+            raise DivergedError(
+                f"The losses of epoch {epoch + 1} are {losses[-1]}: the training has diverged. Use "
+                f"a lower `learning_rate` than {config.learning_rate}."
+            )
+    train_s = perf_counter() - begun
+    predicted = {name: shown(baselines.PREDICTORS[name](found.test_past, data.AFTER))
+                 for name in ("repeat", "mean")}  # fmt: skip
     predicted["flow"] = test_guess  # known already, and so is half of the blend
     predicted["blend"] = shown((test_guess.astype(float) + predicted["mean"]) / 2)
     weights = baselines.fit(found.past, found.future, guess)
     predicted["fitted"] = shown(baselines.fitted(weights, found.test_past, test_guess))
-    predicted[GAN] = in_parts(
-        comm, (found.test_past, test_guess), lambda *two: infer(growing.generator, *two)
-    )
+    predicted[GAN] = in_parts(comm, partial(infer, both[0]), found.test_past, test_guess)
+    error, _, judged = zip(*losses, strict=True)
+    parameters = tuple(net.count_params() for net in both)
     return Outcome(
-        rank=comm.rank,
         ranks=comm.size,
         data=found.name,
-        size=found.size,
+        size=config.size,
         drives=found.drives,
-        clips=(len(found.past), len(found.test_past)),
+        clips=(clips, len(found.test_past)),
         epochs=config.epochs,
-        first_epoch=first,
-        global_batch=config.global_batch,
+        global_batch=batch,
         seed=seed,
         sizes=tuple(sizes),
-        error=tuple(each[0] for each in sums),
-        adversarial_loss=tuple(each[1] for each in sums),
-        discriminator_loss=tuple(each[2] for each in sums),
-        parameters=tuple(net.count_params() for net in growing.nets),
-        nbytes=sum(
-            np.dtype(config.dtype).itemsize * net.count_params()
-            for net in growing.nets[: 1 + (config.adversarial > 0)]
-        ),
+        error=error,
+        discriminator_loss=judged,
+        parameters=parameters,
+        nbytes=np.dtype(config.dtype).itemsize * sum(parameters[: 1 + (config.adversarial > 0)]),
         scores={name: judge(found.test_future, each) for name, each in predicted.items()},
         examples=examples(found.test_past, found.test_future, predicted),
         step_s=tuple(step_s[1:]),
-        load_s=clock.total_s("load"),
-        train_s=clock.total_s("train"),
-        digest=measure.digest_of(weight for net in growing.nets for weight in net.weights),
+        train_s=train_s,
+        digest=measure.digest_of(weight for net in both for weight in net.weights),
     )
 
 
-def rehearse(
-    work: Rehearsal, real: str | os.PathLike | None = None, seed: int = 0, **own: Any
-) -> None:
-    """Measure a little of each part of `train`, for `usecases.plan`; all ranks call."""
-    comm, config = work.comm, config_of(real, seed=seed, **own)
-    config.check()
-    with work.once("list of frames"):
-        if real is None:
-            sizes = config.size, config.drives, config.held_out, config.frames, seed
-            learn, test = data.drawn(*sizes)
-        else:
-            learn, test = data.kitti(real, config.size)
-        train_clips = len(data.clips(learn, data.BEFORE, data.AFTER, config.spacing).places)
-        test_clips = len(data.clips(test, data.BEFORE, data.AFTER).places)
-    one = data.BEFORE + data.AFTER
-    frames, clips = sum(map(len, (*learn, *test))), train_clips + test_clips
-    with work.once("frames", frames / (comm.size * one)):  # each rank makes its share
-        clip = np.stack([learn[0][number].pixels for number in range(one)])
-    mine = -(-config.global_batch // comm.size)
-    past, future = (np.repeat(part[None], mine, 0) for part in np.split(clip, [data.BEFORE]))
-    work.repeat("guesses", clips / (comm.size * mine), partial(guessed, past))
-    guess = guessed(past)
-    growing, saver = _GrowingPair(config, comm), VideoCheckpoints(work.folder, config, comm)
-    growth, number = stages(config.epochs, len(nets.resolutions(config.size))), count(1)
-    for stage in sorted(set(growth)):
-        pair, epochs = growing(stage), growth.count(stage)
-        step = partial(pair.step, past, guess, future, config.global_batch)
-        steps = epochs * (train_clips // config.global_batch)
-        work.repeat(f"step, {pair.resolutions[-1]} pixels", steps, step, epochs / len(growth))
-    work.repeat("checkpoint", config.epochs, lambda: saver.save(pair, 1, next(number)))
-    sizes = [file.stat().st_size for file in work.folder.glob("*.dlguide")]
-    work.disk_nbytes += 3 * max(sizes, default=0)
-    predict = partial(infer, growing.generator, past, guess)
-    work.repeat("predictions", test_clips / (comm.size * mine), predict)
-    work.repeat("fit", train_clips / mine, partial(baselines.fit, past, future, guess))
-    scored = len(baselines.PREDICTORS) + 2  # the fitted blend and the GAN
-    work.repeat("scores", scored * test_clips / mine, partial(judge, future, guess))
-    # past, guess and future of all clips, and once all frames
-    work.cache_nbytes += clip[0].nbytes * (clips * (one + data.AFTER) + frames)
-
-
-def step(
-    global_batch: int = 16,
-    ranks: int = 2,
-    seed: int = 0,
-    real: str | os.PathLike | None = None,
-    **own: Any,
-) -> TimedStep:
-    """Return a training step of the whole pair, all resolutions, for `speedup.measure`.
-
-    Args:
-        global_batch: clips of all ranks in a step, as for `train`.
-        ranks: among which they are divided; each takes as many as the one with most.
-        seed: of the initial weights.
-        real: not used: the content of the frames does not change a step's time.
-        own: other fields of `VideoConfig`: size, filters, ...
-
-    Raises:
-        ValueError: if an argument is invalid.
-    """
-    config = config_of(None, seed=seed, global_batch=global_batch, **own)
-    config.check()
-    require_count(ranks, "ranks")
-    must, then = f"be at least the {ranks} ranks", "Use fewer ranks."
-    require(global_batch >= ranks, "global_batch", must, global_batch, then)
-    label = f"video GAN of {config.filters} filters at {config.size} pixels"
-    return TimedStep(
-        label, -(-global_batch // ranks), partial(_worker, config), partial(_noise, config.size)
-    )
-
-
-class _GrowingPair:
-    """Both nets, and the pair of the current stage, made when the stage begins."""
-
-    def __init__(self, config: VideoConfig, comm: Communicator) -> None:
-        self._config, self._comm = config, comm
-        self.nets = build(config)
-        self.generator = self.nets[0]
-        comm.broadcast([weight for net in self.nets for weight in net.weights])
-        self._stage, self._pair = 0, None
-
-    def __call__(self, stage: int) -> AdversarialPair:
-        if stage != self._stage:
-            self._stage = stage
-            self._pair = pair_of(self.nets, stage, self._comm, self._config)
-        return self._pair
-
-
-def build(config: VideoConfig) -> tuple[keras.Model, keras.Model]:
+def build(config: VideoConfig, seed: int = 0) -> tuple[keras.Model, keras.Model]:
     """Build generator and discriminator, equal on every rank."""
     generator = nets.generator(
-        config.size, config.filters, config.blocks, data.BEFORE, config.volume, config.seed,
-        config.dtype,
-    )  # fmt: skip
-    frames = data.BEFORE + data.AFTER
-    discriminator = nets.discriminator(
-        config.size, config.discriminator_filters, frames, config.seed, config.dtype
+        config.size, config.filters, config.blocks, data.BEFORE, config.volume, seed, config.dtype
     )
-    return generator, discriminator
+    frames = data.BEFORE + data.AFTER
+    return generator, nets.discriminator(
+        config.size, config.discriminator_filters, frames, seed, config.dtype
+    )
 
 
 def pair_of(
@@ -399,12 +216,9 @@ def infer(generator: keras.Model, past: np.ndarray, guess: np.ndarray) -> np.nda
 
 
 def in_parts(
-    comm: Communicator,
-    clips: np.ndarray | tuple[np.ndarray, ...],
-    function: Callable[..., np.ndarray],
+    comm: Communicator, function: Callable[..., np.ndarray], *arrays: np.ndarray
 ) -> np.ndarray:
     """Apply a function to each rank's clips and return all results on all ranks; collective."""
-    arrays = clips if isinstance(clips, tuple) else (clips,)
     count, begin = len(arrays[0]), comm.rank
     with comm.agree_or_raise():
         # a rank without clips uses the first one, to know the shape of the results
@@ -417,89 +231,177 @@ def in_parts(
     return whole
 
 
-class VideoCheckpoints:
-    """Writes a checkpoint after each epoch and resumes from the last; without a folder, nothing.
+class AdversarialPair:
+    """Generator and discriminator up to one resolution, each with its optimizer.
 
-    A checkpoint holds the weights of the resolutions trained so far, of both nets, and the state
-    of their optimizers. Order of the clips, rates and initial weights of finer parts follow from
-    seed, epoch and step.
+    A step takes this rank's rows of the global batch. The discriminator learns to distinguish true
+    clips from generated ones at every resolution; then the generator minimises
+
+        mean |frames - true frames| over resolutions
+        + gradient_loss_weight times the same of the differences between neighbouring pixels
+        + adversarial times -log D(generated clips)
+
+    Losses are sums over this rank's clips divided by the clips of all ranks, and the optimizers
+    add up the gradients of all ranks: p ranks make the step of one process, up to rounding.
+
+    Source:
+        Mathieu et al. 2015 (arXiv:1511.05440), sections 3.2 and 3.3.
     """
 
     def __init__(
-        self, folder: str | os.PathLike | None, config: VideoConfig, comm: Communicator
+        self,
+        generator: keras.Model,
+        discriminator: keras.Model,
+        stage: int,
+        comm: Communicator,
+        rate: float = 2e-3,
+        gradient_loss_weight: float = 1.0,
+        adversarial: float = 0.01,
+        optimizer: Callable[[float], keras.Optimizer] | None = None,
     ) -> None:
-        self._folder = None if folder is None else Path(folder)
-        self._config, self._comm = config, comm
+        import keras
+        import tensorflow as tf
 
-    def resume(self, pair_of: Callable[[int], AdversarialPair], epochs: int) -> int:
-        """Restore the last checkpoint on all ranks and return its epochs; all must call it."""
-        if self._folder is None:
-            return 0
-        done, path = 0, None
-        with self._comm.agree_or_raise():
-            if self._comm.rank == 0:  # other ranks may not see the folder
-                require_writable(self._folder, "checkpoint", 3_000_000)
-                path = checkpoints.latest(self._folder)
-                if path is not None:
-                    done = self._epochs(path, epochs)
-        done = int(self._comm.allreduce_sum([done])[0])
-        if done == 0:
-            return 0
-        pair = pair_of(done)
-        with self._comm.agree_or_raise():
-            if self._comm.rank == 0:
-                checkpoints.restore(path, pair, pair, self._config.as_dict())
-                self._announce(path, done, epochs)
-        self._comm.broadcast([*pair.weights, *pair.variables])
-        return done
+        self.generator = nets.until(generator, stage)
+        self.discriminator = nets.until(discriminator, stage)
+        self.resolutions = nets.resolutions(generator.input_shape[0][2])[:stage]
+        self.gradient_loss_weight, self.adversarial = gradient_loss_weight, adversarial
+        make = optimizer or (lambda rate: keras.optimizers.Adam(rate, beta_1=BETA))
+        trained = (self.discriminator, self.generator) if adversarial else (self.generator,)
+        self.optimizers = []
+        for net in trained:
+            optimizer_of = comm.distribute(make(rate))
+            optimizer_of.build(net.trainable_variables)
+            self.optimizers.append((optimizer_of, net.trainable_variables))
+        # one trace for any number of clips
+        past, after = generator.input_shape[0], generator.outputs[0].shape[1]
+        future = (None, after, *past[2:])
+        shapes = [tf.TensorSpec(shape, tf.uint8) for shape in (past, future, future)]
+        self._step = tf.function(
+            self._one_step, jit_compile=False, autograph=False,
+            input_signature=[*shapes, tf.TensorSpec((), generator.outputs[0].dtype)],
+        )  # fmt: skip
 
-    def save(self, pair: AdversarialPair, epoch: int, step: int) -> None:
-        """Write a checkpoint; all ranks must call."""
-        if self._folder is None:
-            return
-        with self._comm.agree_or_raise():
-            if self._comm.rank == 0:
-                checkpoints.save(self._folder, pair, pair, step, epoch, self._config.as_dict())
+    def set_rate(self, rate: float) -> None:
+        """Set the learning rate of the following steps."""
+        for each, _ in self.optimizers:
+            each.learning_rate.assign(rate)
 
-    def _epochs(self, path: Path, epochs: int) -> int:
-        found, _ = checkpoints.read(path)
-        other = found.settings.get("epochs", epochs)
-        if found.epoch > epochs or other != epochs:
-            raise CheckpointError(
-                f"{path} belongs to a training of {other} epochs, here {epochs} are requested. "
-                "How the nets grow and how the rate falls depend on their number. "
-                f"{checkpoints.anew(path.parent)}"
-            )
-        return found.epoch
+    def step(self, past: Any, guess: Any, future: Any, clips: int) -> tuple[float, float, float]:
+        """Make one step of both nets, with `clips` on all ranks; all ranks must call."""
+        import tensorflow as tf
 
-    def _announce(self, path: Path, done: int, epochs: int) -> None:
-        if done == epochs:
-            print(
-                f"{path} is a finished training: epoch {done} of {epochs}. Nothing will be "
-                f"trained. {checkpoints.anew(path.parent)}",
-                flush=True,
-            )
-        else:
-            print(f"Resuming from {path}: epoch {done} of {epochs}.", flush=True)
+        # as a tensor: a Python number would be traced anew for every value
+        share = tf.constant(1 / clips, self.generator.outputs[0].dtype)
+        found = self._step(*(tf.convert_to_tensor(each) for each in (past, guess, future)), share)
+        return tuple(float(each) for each in found)
+
+    def _one_step(self, past: Any, guess: Any, future: Any, share: Any) -> tuple[Any, Any, Any]:
+        import tensorflow as tf
+
+        past, guess, future = (centred(each, share.dtype) for each in (past, guess, future))
+        seen, true = (coarser(each, self.resolutions) for each in (past, future))
+        judged = adversarial = tf.zeros((), share.dtype)
+        with tf.GradientTape() as tape:
+            generated = flat(self.generator([past, guess], training=True))
+            if self.adversarial:
+                with tape.stop_recording():
+                    judged = self._train_discriminator(seen, true, generated, share)
+            differences = [a - b for a, b in zip(generated, true, strict=True)]
+            errors = [share * _sum(abs(each)) for each in differences]
+            smooth = share * sum(map(_gradient_error, differences))
+            loss = sum(errors) + self.gradient_loss_weight * smooth
+            if self.adversarial:
+                # by the discriminator as it is now
+                wrong = (_sum(tf.nn.softplus(-false)) for false in self._logits(seen, generated))
+                adversarial = share * sum(wrong)
+                loss += self.adversarial * adversarial
+        self._update(-1, tape.gradient(loss, self.optimizers[-1][1]))
+        return errors[-1], adversarial, judged
+
+    def _train_discriminator(
+        self, seen: Sequence[Any], true: Sequence[Any], generated: Sequence[Any], share: Any
+    ) -> Any:
+        """Train the discriminator on true and generated clips together; return its loss."""
+        import tensorflow as tf
+
+        twice = [tf.concat([each, each], axis=0) for each in seen]
+        both = [tf.concat(pair, axis=0) for pair in zip(true, generated, strict=True)]
+        with tf.GradientTape() as tape:
+            loss = tf.zeros((), share.dtype)
+            for logits in self._logits(twice, both):
+                real, false = tf.split(logits, 2)
+                loss += share * (_sum(tf.nn.softplus(-real)) + _sum(tf.nn.softplus(false)))
+        self._update(0, tape.gradient(loss, self.optimizers[0][1]))
+        return loss
+
+    def _logits(self, seen: Sequence[Any], then: Sequence[Any]) -> list[Any]:
+        import tensorflow as tf
+
+        clips = [tf.concat(pair, axis=1) for pair in zip(seen, then, strict=True)]
+        return flat(self.discriminator(clips, training=True))
+
+    def _update(self, which: int, gradients: Sequence[Any]) -> None:
+        optimizer, variables = self.optimizers[which]
+        optimizer.apply(list(gradients), variables)
 
 
-def _rows(config: VideoConfig, epoch: int, clips: int) -> Iterator[np.ndarray]:
-    """Yield the clips of each step of an epoch in its random order; a remainder is left out."""
-    order = np.random.default_rng([config.seed, epoch]).permutation(clips)
-    for begin in range(0, clips - config.global_batch + 1, config.global_batch):
-        yield order[begin : begin + config.global_batch]
+def centred(frames: Any, dtype: str) -> Any:
+    """Scale pixels of 0 to 255 to the nets' range of -0.5 to 0.5."""
+    import tensorflow as tf
+
+    return tf.cast(frames, dtype) / 255 - 0.5
 
 
-def _require_finite(losses: list[float], epoch: int, config: VideoConfig) -> None:
-    if not np.isfinite(losses).all():
-        raise DivergedError(
-            f"The losses of epoch {epoch + 1} are {losses}: the training has diverged. Use a "
-            f"lower `learning_rate` than {config.learning_rate}."
-        )
+def coarser(clips: Any, resolutions: Sequence[int]) -> list[Any]:
+    """Reduce clips to each resolution by the mean of neighbouring pixels."""
+    import tensorflow as tf
+
+    clips = tf.convert_to_tensor(clips)
+    count, frames, size = tf.shape(clips)[0], *clips.shape[1:3]
+    found = []
+    for rows in resolutions:
+        by = size // rows
+        cut = tf.reshape(clips, (count, frames, rows, by, rows, by, 3))
+        found.append(clips if by == 1 else tf.reduce_mean(cut, axis=(3, 5)))
+    return found
 
 
-def _worker(config: VideoConfig, comm: Communicator) -> StepWorker:
-    nets_of = build(config)
+def flat(outputs: Any) -> list[Any]:
+    """Return a net's outputs as a list; Keras returns a single one alone."""
+    return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+
+
+def _sum(values: Any) -> Any:
+    """Sum the means of all clips."""
+    import tensorflow as tf
+
+    return tf.reduce_sum(tf.reduce_mean(values, axis=tuple(range(1, len(values.shape)))))
+
+
+def _gradient_error(error: Any) -> Any:
+    """Sum the error of the differences between neighbouring pixels."""
+    down, across = error[:, :, 1:] - error[:, :, :-1], error[..., 1:, :] - error[..., :-1, :]
+    return _sum(abs(down)) + _sum(abs(across))
+
+
+def step(global_batch: int = 16, ranks: int = 2, seed: int = 0, **own: Any) -> TimedStep:
+    """Return a training step of the whole pair, all resolutions, for `speedup.measure`.
+
+    Args:
+        global_batch: clips of all ranks in a step, as for `train`.
+        ranks: among which they are divided; each takes as many as the one with most.
+        seed: of the initial weights.
+        own: other fields of `VideoConfig`: size, filters, ...
+    """
+    config = VideoConfig(global_batch=global_batch, **own)
+    label = f"video GAN of {config.filters} filters at {config.size} pixels"
+    worker = partial(_worker, config, seed)
+    return TimedStep(label, -(-global_batch // ranks), worker, partial(_noise, config.size))
+
+
+def _worker(config: VideoConfig, seed: int, comm: Communicator) -> StepWorker:
+    nets_of = build(config, seed)
     pair = pair_of(nets_of, len(nets_of[0].outputs), comm, config, _timed_optimizer)
 
     def one(past: Any, guess: Any, future: Any) -> float:
@@ -520,3 +422,95 @@ def _noise(size: int, samples: int, seed: int) -> tuple[np.ndarray, ...]:
     random = np.random.default_rng(seed)
     shape = (samples, data.BEFORE, size, size, 3)
     return tuple(random.integers(0, 256, shape, np.uint8) for _ in range(3))
+
+
+@dataclass(frozen=True)
+class ReplicaStep:
+    """One rank's part of a step in which rank 0 sends copies of its nets."""
+
+    rank: int
+    held: DeviceMemory
+    moved: int
+    seconds: dict[str, float]
+    loss: float
+
+
+def replicate(
+    comm: Comm | None = None, global_batch: int = 8, steps: int = 2, seed: int = 0, **own: Any
+) -> ReplicaStep:
+    """Make steps in which rank 0 sends clips and weights and sums the gradients; collective.
+
+    Counted are the arrays that are sent and exchanged, without TensorFlow's own copy of the
+    weights and its activations. Both nets learn from one sum of losses, because only bytes and
+    times matter here: mean error of the frames for the generator, true against generated clips
+    for the discriminator.
+
+    Args:
+        comm: the ranks; None for all of MPI.
+        global_batch: clips of all ranks in a step.
+        steps: number of steps; the last one is returned.
+        seed: of initial weights and clips, which are noise.
+        own: other fields of `VideoConfig`: size, filters, ...
+    """
+    if comm is None:
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD
+    config = VideoConfig(**own)
+    nets_of = build(config, seed)
+    variables = [weight for net in nets_of for weight in net.trainable_variables]
+    weights = [np.array(weight.numpy()) for weight in variables]
+    moments = [np.zeros_like(each) for each in (*weights, *weights)]
+    clips = _noise(config.size, global_batch, seed) if comm.rank == 0 else None
+    replicas = Replicas(comm, weights, _gradient_of(nets_of, variables), _Adam(moments), moments)
+    loss = 0.0
+    for _ in range(steps):
+        loss = replicas.step(clips)
+    return ReplicaStep(comm.rank, replicas.held, replicas.moved, replicas.seconds, loss)
+
+
+class _Adam:
+    """Adam in NumPy, with rank 0's moments."""
+
+    def __init__(self, moments: Sequence[np.ndarray], rate: float = 1e-3) -> None:
+        half = len(moments) // 2
+        self._first, self._second = moments[:half], moments[half:]
+        self._rate, self._steps = rate, 0
+
+    def __call__(self, weights: Sequence[np.ndarray], gradients: Sequence[np.ndarray]) -> None:
+        self._steps += 1
+        scale = self._rate * np.sqrt(1 - 0.999**self._steps) / (1 - 0.9**self._steps)
+        for weight, gradient, m, v in zip(
+            weights, gradients, self._first, self._second, strict=True
+        ):
+            m += 0.1 * (gradient - m)
+            v += 0.001 * (gradient**2 - v)
+            weight -= scale * m / (np.sqrt(v) + 1e-7)
+
+
+def _gradient_of(nets_of: tuple[Any, Any], variables: Sequence[Any]) -> Any:
+    import tensorflow as tf
+
+    generator, discriminator = nets_of
+    rows = [output.shape[2] for output in generator.outputs]
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def both(past: Any, guess: Any, future: Any) -> Any:
+        past, guess, future = (centred(each, "float32") for each in (past, guess, future))
+        seen, true = coarser(past, rows), coarser(future, rows)
+        with tf.GradientTape() as tape:
+            made = flat(generator([past, guess], training=True))
+            loss = sum(tf.reduce_mean(abs(a - b)) for a, b in zip(made, true, strict=True))
+            for then, sign in ((true, -1.0), (made, 1.0)):
+                pairs = zip(seen, map(tf.stop_gradient, then), strict=True)
+                judged = discriminator([tf.concat(pair, axis=1) for pair in pairs], training=True)
+                loss += sum(tf.reduce_mean(tf.nn.softplus(sign * one)) for one in flat(judged))
+        return loss, tape.gradient(loss, list(variables))
+
+    def gradient(weights: Sequence[np.ndarray], arrays: Sequence[np.ndarray]) -> Any:
+        for variable, weight in zip(variables, weights, strict=True):
+            variable.assign(weight)
+        loss, found = both(*map(tf.constant, arrays))
+        return float(loss), [np.array(each) for each in found], 0
+
+    return gradient
