@@ -162,6 +162,52 @@ def test_results_of_calls_are_given_back(cluster):
     assert not cluster.client.results
 
 
+PACKAGE = {
+    "parts.py": "FACTOR = {n}\nclass Base:\n    def scaled(self, x):\n        return FACTOR * x\n",
+    "__init__.py": "from .parts import Base\nfrom .more import offset\n",
+    "more.py": "from dataclasses import dataclass\n\nfrom edited_package.parts import Base\n\n\n"
+    "@dataclass\nclass Sum(Base):\n    b: float\n\n    def of(self, x):\n"
+    "        return self.scaled(x) + self.b\n\n\ndef offset(x):\n    return Sum({n}).of(x)\n",
+}
+
+
+def test_edited_modules_are_followed(cluster, tmp_path, monkeypatch, capsys):
+    def write(number, names=PACKAGE):
+        for name in names:
+            text = PACKAGE[name].replace("{n}", str(number))
+            (tmp_path / "edited_package" / name).write_text(text)
+
+    def through_the_package(x):
+        import edited_package
+
+        return edited_package.offset(x)
+
+    (tmp_path / "edited_package").mkdir()
+    write(2)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import edited_package
+    from edited_package import more
+
+    everyone = cluster.ranks
+    assert cluster.run(edited_package.offset, 3) == [8] * everyone
+    assert cluster.run(more.Sum(1.0).of, 3) == [7] * everyone
+    write(5, ["parts.py"])  # another length is not needed, nor another second
+    assert cluster.run(through_the_package, 3) == [17] * everyone
+    said = capsys.readouterr().out
+    assert said.count("Loaded again because of changes: ") == 1
+    assert "edited_package.parts, edited_package.more, edited_package." in said
+    assert [each.value for each in cluster.map(through_the_package, [1, 2])] == [7, 12]
+    (tmp_path / "edited_package" / "more.py").write_text("def offset(x: return 1")
+    with pytest.raises(RankError, match="SyntaxError"):
+        cluster.run(through_the_package, 3)
+    write(4)
+    assert cluster.run(through_the_package, 3) == [16] * everyone
+    assert cluster.run(through_the_package, 1) == [8] * everyone
+    assert capsys.readouterr().out.count("Loaded again") == 1
+    for name in ("edited_package", "edited_package.parts", "edited_package.more"):
+        monkeypatch.delitem(sys.modules, name)
+
+
 def test_client_and_view_are_those_of_ipyparallel(cluster):
     ranks = cluster.ranks
     cluster.view.scatter("part", list(range(2 * ranks)))

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from dlguide.cluster import mpi, processes
+from dlguide.cluster import edited, mpi, processes
 from dlguide.cluster.processes import PLAN
 from dlguide.collectives.autotune import library_version
 from dlguide.machine import threads
@@ -294,7 +294,11 @@ def observe(folder: str) -> None:
     def ended(result: Any) -> None:
         monitor.enter("returned" if result.success else "raised", monitor.request)
 
-    shell.events.register("pre_run_cell", lambda _: monitor.enter("running", current_request()))
+    def begins(_: Any) -> None:
+        load_edited()
+        monitor.enter("running", current_request())
+
+    shell.events.register("pre_run_cell", begins)
     shell.events.register("post_run_cell", ended)
 
 
@@ -307,7 +311,7 @@ def join(folder: str, path: list[str], onednn: dict[str, str]) -> dict[str, Any]
     import IPython
     from mpi4py import MPI
 
-    sys.path += [each for each in path if each not in sys.path]
+    extend_path(path)
     if not hasattr(IPython.get_ipython(), "dlguide_monitor"):
         observe(folder)
     cpus = sorted(os.sched_getaffinity(0))
@@ -332,13 +336,32 @@ def current_request() -> str:
     return IPython.get_ipython().get_parent()["header"]["msg_id"]
 
 
-def call_pickled(sent: bytes | str, group: tuple[int, ...] | None) -> bytes:
-    """Call a pickled (function, args, kwargs), or a file of it, on a group; None for all ranks."""
+def load_edited() -> None:
+    """Load the user's modules again that have been edited; rank 0 says which."""
+    from mpi4py import MPI
+
+    names = edited.load_again()
+    if names and MPI.COMM_WORLD.rank == 0:
+        print(f"Loaded again because of changes: {', '.join(names)}.")
+
+
+def extend_path(path: list[str]) -> None:
+    """Look for modules where the caller does too."""
+    sys.path += [each for each in path if each not in sys.path]
+
+
+def call_pickled(sent: bytes | str, group: tuple[int, ...] | None, path: list[str]) -> bytes:
+    """Call a pickled (function, args, kwargs), or a file of it, on a group; None for all ranks.
+
+    `path` says where the caller looks for modules.
+    """
     import cloudpickle
     import IPython
 
     def call() -> bytes:
         packed = Path(sent).read_bytes() if isinstance(sent, str) else sent
+        extend_path(path)
+        load_edited()
         function, args, kwargs = cloudpickle.loads(packed)
         args, kwargs = with_communicator(function, args, kwargs, group)
         return cloudpickle.dumps(function(*args, **kwargs))
@@ -346,6 +369,7 @@ def call_pickled(sent: bytes | str, group: tuple[int, ...] | None) -> bytes:
     before = horovod_is_lent()
     reply = guarded(IPython.get_ipython().dlguide_monitor, current_request(), call)
     reply["connected"] = horovod_is_lent() and not before
+    edited.remember()
     sys.stdout.flush()
     sys.stderr.flush()
     return cloudpickle.dumps(reply)

@@ -13,6 +13,7 @@ import os
 import re
 import select
 import signal
+import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -74,7 +75,7 @@ class RemoteCall:
         group = None if everyone else tuple(self.ranks)
         for rank in self.ranks:
             view = self.client[self.engines[rank]["id"]]
-            self.calls[rank] = view.apply_async(rank_side.call_pickled, sent, group)
+            self.calls[rank] = view.apply_async(rank_side.call_pickled, sent, group, sys.path)
         pids = RankProcesses(processes.local_pids(self.engines))
         output = RankOutput(self.folder, self.calls)
 

@@ -1,0 +1,89 @@
+"""Modules of the user's own that have been edited since a rank loaded them: loaded again.
+
+A function of a module travels by its name, so a rank would go on with the module as it was when it
+was first imported. Before each call a rank looks at the files of its modules, except for those that
+are installed, and executes what has changed again, as `importlib.reload` does: dependencies first,
+and what has taken names from them. Objects that a rank has kept stay those of the old classes.
+"""
+
+from __future__ import annotations
+
+import graphlib
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+
+_INSTALLED = tuple({*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix})
+_OURS = ("dlguide", "dlcourse")
+Version = tuple[int, int]  # time of change (ns) and length (bytes)
+_loaded: dict[str, Version] = {}
+
+
+def remember() -> None:
+    """Record the versions of modules that have been loaded since the last look."""
+    for name, path in _own_modules():
+        if name not in _loaded:
+            _loaded[name] = _version(path)
+
+
+def load_again() -> list[str]:
+    """Execute the modules that have changed, and those that use them; return their names.
+
+    Raises:
+        SyntaxError: or what else an edited module raises; the next call tries again.
+    """
+    remember()
+    paths = dict(_own_modules())
+    versions = {name: _version(path) for name, path in paths.items()}
+    changed = {name for name in paths if versions[name] != _loaded[name] and any(versions[name])}
+    if not changed:
+        return []
+    uses = {name: _used(sys.modules[name], paths) for name in paths}
+    while more := {name for name in paths if uses[name] & changed} - changed:
+        changed |= more
+    order = list(paths)
+    with suppress(graphlib.CycleError):  # then in the order in which they were imported
+        order = list(graphlib.TopologicalSorter(uses).static_order())
+    done = [name for name in order if name in changed]
+    for name in done:
+        source = Path(paths[name]).read_bytes()  # compiled files may be as old as a second
+        exec(compile(source, paths[name], "exec"), vars(sys.modules[name]))
+        _loaded[name] = versions[name]
+    return done
+
+
+def _own_modules() -> Iterator[tuple[str, str]]:
+    """Yield names and files of the modules in Python that are not installed."""
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if not path or not path.endswith(".py") or name.partition(".")[0] in _OURS:
+            continue
+        if name != "__main__" and not path.startswith(_INSTALLED):
+            yield name, path
+
+
+def _version(path: str) -> Version:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0  # it was removed, or is just being written
+    return found.st_mtime_ns, found.st_size
+
+
+def _used(module: ModuleType, names: dict[str, str]) -> set[str]:
+    """Return the modules that a module has imported, or from which it has taken names."""
+    found = set()
+    for value in list(vars(module).values()):
+        used = value.__name__ if isinstance(value, ModuleType) else _home(value)
+        if used in names and used != module.__name__:
+            found.add(used)
+    return found
+
+
+def _home(value: object) -> str:
+    home = getattr(value, "__module__", "")
+    return home if isinstance(home, str) else ""
