@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from importlib import import_module
 from numbers import Integral, Real
+from types import ModuleType
 from typing import Any
 
 
@@ -42,6 +44,41 @@ def require(condition: bool, name: str, must: str, got: Any, then: str = "") -> 
     """
     if not condition:
         raise ValueError(f"`{name}` must {must}, got {got!r}. {then}".rstrip())
+
+
+# Packages that extras of this distribution bring -> the extra.
+EXTRAS = {
+    "google.protobuf": "data",
+    "google_crc32c": "data",
+    "pooch": "data",
+    "h5py": "tensorflow",
+    "keras": "tensorflow",
+    "ml_dtypes": "tensorflow",
+    "tensorflow": "tensorflow",
+    "jax": "jax",
+    "matplotlib": "plots",
+    "torch": "torch",
+}
+
+
+def require_component(module: str) -> ModuleType:
+    """Import a package that an extra brings, or raise with the command that adds it."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if (missing := missing_component(error)) is None:
+            raise
+        raise missing from error
+
+
+def missing_component(error: ModuleNotFoundError) -> MissingComponentError | None:
+    """Say which command adds a package that an extra brings; None for any other package."""
+    missing = f"{error.name}."
+    for package, extra in EXTRAS.items():
+        if missing.startswith(f"{package}.") or f"{package}.".startswith(missing):
+            add = f"`pip install 'dlguide[{extra}]'`"
+            return MissingComponentError(f"This needs {package}, which is not installed: {add}.")
+    return None
 
 
 def require_count(value: Any, name: str, least: int = 1) -> int:

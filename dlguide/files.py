@@ -20,7 +20,7 @@ import platformdirs
 from dlguide.errors import LockHeldError, MissingComponentError, NoLocksError, require
 
 _PACKAGE = Path(__file__).resolve().parent
-_CLONE = _PACKAGE.parent / "data"
+CLONE = _PACKAGE.parent / "data"
 _WHEEL = _PACKAGE / "_wheel_data"  # filled by setup.py: `published` only
 
 
@@ -32,7 +32,7 @@ def data_folder(folder: str | os.PathLike | None = None) -> Path:
     an error; the next one is not tried instead.
     """
     given = folder or os.environ.get("DLGUIDE_DATA")
-    found = Path(given or (_CLONE if (_CLONE / "published").is_dir() else _WHEEL)).expanduser()
+    found = Path(given or (CLONE if (CLONE / "published").is_dir() else _WHEEL)).expanduser()
     if not found.is_dir():
         raise MissingComponentError(
             f"The data folder {found} does not exist. Set the environment variable DLGUIDE_DATA "
@@ -42,14 +42,14 @@ def data_folder(folder: str | os.PathLike | None = None) -> Path:
 
 
 def data_folder_to_write(folder: str | os.PathLike | None = None) -> Path:
-    """Find the data folder as `data_folder` does, but never the one of an installed wheel."""
+    """Find the data folder as `data_folder` does; `cached_data` for the one of a wheel."""
     found = data_folder(folder)
-    if found == _WHEEL:
-        raise MissingComponentError(
-            "There is no data folder to write to: this dlguide was installed from a wheel. Set "
-            "the environment variable DLGUIDE_DATA to a folder of yours that exists."
-        )
-    return found
+    return cached_data() if found == _WHEEL else found
+
+
+def cached_data() -> Path:
+    """Return the folder of data sets in the user's cache, which `data_folder` does not name."""
+    return cache_folder() / "data"
 
 
 def cache_folder() -> Path:

@@ -331,6 +331,7 @@ def test_a_lock_that_many_want_is_never_held_twice(tmp_path):
 
 
 def stage_on_ranks(source, disks):
+    from dataclasses import asdict
     from pathlib import Path
 
     from mpi4py import MPI
@@ -353,7 +354,7 @@ def stage_on_ranks(source, disks):
         target = place / f"node{number}" / "copy"
         seen = []
         staged = staging.stage(source, target, comm, node, progress=lambda *two: seen.append(two))
-        out = {"first": {**staged.as_dict(), "progress": len(seen)}}
+        out = {"first": {**asdict(staged), "progress": len(seen)}}
         out["second"] = staging.stage(source, target, comm, node).copied
         comm.Barrier()
         if comm.rank == 0:

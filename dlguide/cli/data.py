@@ -50,7 +50,7 @@ def list_command(folder: FolderOption = None, as_json: JsonOption = False) -> No
         how = f"`dlguide data fetch {each.name}` gets {each.nbytes / 1e6:.0f} MB"
         print(f"{each.name}: {each.title}")
         print(f"    {'in' if each.name in here else 'not in'} {place}; ", end="")
-        print(f"{how if each.downloads else each.by_hand}\n    {each.page}")
+        print(f"{how if each.downloads else each.then}\n    {each.page}")
 
 
 @data.command("fetch")
@@ -64,6 +64,7 @@ def fetch_command(
     """Download a data set, or a file by its URL; what is there and whole is left alone."""
     from dlguide.data import download
     from dlguide.files import data_folder_to_write
+    from dlguide.files import sha256 as digest
 
     if "://" in name:
         file = PurePosixPath(unquote(urlsplit(name).path)).name
@@ -74,10 +75,10 @@ def fetch_command(
     else:
         require(sha256 is None, "sha256", "be given with a URL only", sha256)
         found = download.fetch(name, folder, progress=True)
-    for each in found:
-        came = f"{each.downloaded_nbytes:,} came now" if each.downloaded_nbytes else "was there"
-        known = "as expected" if each.checked else f"{each.sha256}, compared with nothing"
-        print(f"{each.path}: {each.nbytes:,} bytes, {came}; SHA-256 {known}")
+    for path in found:
+        unknown = "://" in name and sha256 is None
+        known = f"{digest(path)}, compared with nothing" if unknown else "as expected"
+        print(f"{path}: {path.stat().st_size:,} bytes; SHA-256 {known}")
 
 
 @data.command("verify")
@@ -147,7 +148,7 @@ def stage_command(
     if rank:
         return
     if as_json:
-        print(json.dumps(staged.as_dict()))
+        print(json.dumps({**asdict(staged), "bytes_per_s": staged.bytes_per_s}))
         return
     did = "copied" if staged.copied else "was there already, whole"
     speed = f"{staged.nbytes / max(staged.seconds, 1e-9) / 1e6:.0f} MB/s"

@@ -14,7 +14,7 @@ import numpy as np
 
 from dlguide.data.sharding import BlockShuffle, RankShard, epoch_batches, shard
 from dlguide.errors import DataError, MissingComponentError, require, require_count, require_known
-from dlguide.files import data_folder
+from dlguide.files import CLONE, cached_data, data_folder
 
 __all__ = [
     "BlockShuffle",
@@ -30,8 +30,6 @@ __all__ = [
 
 CIFAR_FOLDER = "cifar-10-batches-bin"
 CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
-# The same images as Python pickles: reading one runs whatever code somebody put into it.
-_PICKLES = ("cifar-10-batches-py", "cifar-10-python.tar.gz")
 _RECORDS = (10_000, 3073)
 _CLASSES = 10
 
@@ -92,17 +90,24 @@ class Original:
     name: str
     sha256: str
     nbytes: int
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class OriginalSet:
-    """The files of a data set."""
+    """The files of a data set, and those of other lengths that hold the same."""
 
     name: str
     files: tuple[Original, ...]
     image: tuple[int, int, int]
-    in_repository: bool = False
+    others: tuple[Original, ...] = ()
+
+    def files_in(self, place: Path) -> tuple[Original, ...]:
+        """Tell by their lengths which files are there."""
+        for file in self.others:
+            if (place / file.name).is_file() and (place / file.name).stat().st_size == file.nbytes:
+                return self.others
+        return self.files
 
 
 def _idx(*facts: tuple[str, int]) -> tuple[Original, ...]:
@@ -124,6 +129,13 @@ def _cifar(*checksums: str) -> tuple[Original, ...]:
     )
 
 
+# As its publisher packed it; the repository's files hold the same bytes in fewer.
+MNIST_PUBLISHED = _idx(
+    ("440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609", 9_912_422),
+    ("3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c", 28_881),
+    ("8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6", 1_648_877),
+    ("f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6", 4_542),
+)
 ORIGINALS = {
     one.name: one
     for one in (
@@ -136,7 +148,7 @@ ORIGINALS = {
                 ("b91679a0acfe4ba0e50a2437a903084cba1f5f92592b016a25a7dfd00455798b", 4_517),
             ),
             (28, 28, 1),
-            in_repository=True,
+            MNIST_PUBLISHED,
         ),
         OriginalSet(
             "fashion_mnist",
@@ -171,7 +183,7 @@ def names() -> tuple[str, ...]:
 
 def present(folder: str | os.PathLike | None = None) -> tuple[str, ...]:
     """Return the data sets whose files are on this machine; `load` sees if they are damaged."""
-    return tuple(name for name in ORIGINALS if all(path.is_file() for path in _paths(name, folder)))
+    return tuple(name for name in ORIGINALS if not _missing(name, place_of(name, folder)))
 
 
 def image_shape(name: str) -> tuple[int, int, int]:
@@ -190,16 +202,16 @@ def load(name: str = "mnist", folder: str | os.PathLike | None = None) -> Datase
     """Read a data set from its files as first published.
 
     Each file is compared with its SHA-256 checksum before it is used, so that a damaged or
-    truncated one is never trained on. Nothing is downloaded: "mnist" comes with the course,
-    `dlguide data fetch` gets the others. CIFAR-10 is read in its binary version only; the one
-    for Python is a pickle, which can run any code.
+    truncated one is never trained on. Nothing is downloaded: "mnist" is in the repository,
+    `dlguide data fetch` gets the others, and it where there is no clone. CIFAR-10 is read in its
+    binary version only; the one for Python is a pickle, which can run any code.
 
     In float32 the images of "mnist" and "fashion_mnist" take 220 MB, those of "cifar10" 737 MB.
 
     Args:
         name: one of `names()`.
         folder: the data folder that holds a folder of this name; None takes $DLGUIDE_DATA or the
-            repository's `data`.
+            repository's `data`, and then `data` in the user's cache.
 
     Returns:
         Dataset: for "mnist" and "fashion_mnist" images (60000, 28, 28, 1) and
@@ -236,57 +248,37 @@ def load(name: str = "mnist", folder: str | os.PathLike | None = None) -> Datase
     return Dataset(name, *parts)
 
 
-def _paths(name: str, folder: str | os.PathLike | None) -> list[Path]:
+def place_of(name: str, folder: str | os.PathLike | None) -> Path:
+    """Find the folder of a data set: in the data folder, or else whole in the user's cache."""
     place = data_folder(folder) / name
-    return [place / file.name for file in ORIGINALS[name].files]
+    cached = cached_data() / name
+    return cached if folder is None and _missing(name, place) and cached.is_dir() else place
+
+
+def _missing(name: str, place: Path) -> list[str]:
+    return [file.name for file in ORIGINALS[name].files if not (place / file.name).is_file()]
 
 
 def _find(name: str, folder: str | os.PathLike | None) -> list[tuple[Path, Original]]:
     """Name the files of a data set that is there; nothing is read."""
-    found, original = _paths(name, folder), ORIGINALS[name]
-    place = data_folder(folder) / name
-    if original.in_repository and not place.is_dir():
-        raise MissingComponentError(
-            f"There is no folder {place}: {name} is part of the repository, not of the installed "
-            "package. Set the environment variable DLGUIDE_DATA to the `data` folder of a clone."
-        )
-    missing = [str(path.relative_to(place)) for path in found if not path.is_file()]
-    if missing and not original.in_repository:
-        text = f"{len(missing)} of the {len(found)} files of {name} are not in {place}: "
+    place = place_of(name, folder)
+    files = ORIGINALS[name].files_in(place)
+    if missing := _missing(name, place):
+        text = f"{len(missing)} of the {len(files)} files of {name} are not in {place}: "
         text += f"{', '.join(missing)}."
-        pickles = [each for each in _PICKLES if (place / each).exists()]
-        if name == "cifar10" and pickles:
-            text += (
-                f" {pickles[0]} is the Python version, a pickle, which can run any code when it "
-                f"is read, so it is left alone. Take the binary version, {CIFAR_ARCHIVE}."
-            )
-        if name == "cifar10" and (place / CIFAR_ARCHIVE).is_file():
-            text += (
-                f" The archive is there: unpack it with `tar -xzf {CIFAR_ARCHIVE}` in that folder."
-            )
         raise MissingComponentError(
             f"{text} With a network: `dlguide data fetch {name}`. Without: copy these files there "
-            "from another machine that has them (each is compared with its SHA-256), or use data "
-            "that is made on the spot by `dlcourse.synthetic`."
+            "from another machine that has them (each is compared with its SHA-256), or set "
+            "DLGUIDE_DATA to the folder that holds them, such as `data` of a clone."
         )
-    return list(zip(found, original.files, strict=True))
-
-
-def restoring(name: str, place: Path) -> str:
-    """Say how to get an undamaged copy of a data set's file."""
-    if ORIGINALS[name].in_repository:
-        return (
-            f"Restore it in your clone with `git checkout -- data/{name}`, or copy it to "
-            f"{place} from another clone."
-        )
-    return (
-        f"Remove it and run `dlguide data fetch {name}`, or copy it to {place} from another "
-        "machine."
-    )
+    return [(place / file.name, file) for file in files]
 
 
 def _wrong(path: Path, what: str, name: str) -> DataError:
-    return DataError(f"{path}{what}. {restoring(name, path.parent)}")
+    then = f"Remove it and run `dlguide data fetch {name}`, or copy it from another machine."
+    if path.parent == CLONE / name:
+        then = f"Restore it with `git checkout -- data/{name}`, or copy it from another clone."
+    return DataError(f"{path}{what}. {then}")
 
 
 def _read_original(path: Path, file: Original, name: str) -> bytes:

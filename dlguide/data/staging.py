@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from dlguide.data.download import Progress, reporting
+from dlguide.data.download import Progress, adding, reporting
 from dlguide.data.formats.dataset import NAME as MANIFEST
 from dlguide.data.formats.dataset import Damage, DamageError, read_digest
 from dlguide.data.verification import SUMS, Listed, list_files, require_folder
-from dlguide.errors import TransferError, require
+from dlguide.errors import MissingComponentError, TransferError, require
 from dlguide.files import file_lock, require_writable
 
 if TYPE_CHECKING:
@@ -46,10 +45,6 @@ class StagingResult:
     def bytes_per_s(self) -> float:
         """Speed of copying, or of checking a copy that was there (bytes/s)."""
         return self.nbytes / self.seconds if self.seconds else 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Give the record as plain values."""
-        return {**asdict(self), "bytes_per_s": self.bytes_per_s}
 
 
 def stage(
@@ -105,10 +100,15 @@ def stage(
     from mpi4py import MPI
 
     node = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank) if node_comm is None else node_comm
-    asked = (str(source), bool(quick), bool(replace))
     try:
-        _raise(comm.allgather(_unequal(comm, node, asked, str(target))))
         problem = staged = None
+        given = {"source": str(source), "quick": bool(quick), "replace": bool(replace)}
+        for name, value in {**given, "target": str(target)}.items():
+            same, where = (node, "ranks of a node") if name == "target" else (comm, "ranks")
+            if len(different := sorted(set(map(repr, same.allgather(value))))) > 1:
+                text = f"`{name}` must be equal on all {where}, got {' and '.join(different)}."
+                problem = problem or (True, text)
+        _raise(comm.allgather(problem))
         if node.rank == 0:
             try:
                 reported = progress if comm.rank == 0 else None
@@ -120,21 +120,6 @@ def stage(
     finally:
         if node_comm is None:
             node.Free()
-
-
-def _unequal(comm: Comm, node: Comm, asked: tuple, target: str) -> tuple[bool, str] | None:
-    """Find arguments that differ between ranks; only the target may, from node to node."""
-    everyone = comm.allgather(asked)
-    targets = node.allgather(target)
-    for name, kinds in (
-        *zip(("source", "quick", "replace"), zip(*everyone, strict=True), strict=True),
-        ("target", targets),
-    ):
-        different = sorted(map(repr, set(kinds)))
-        if len(different) > 1:
-            where = "ranks of a node" if name == "target" else "ranks"
-            return True, f"`{name}` must be equal on all {where}, got {' and '.join(different)}."
-    return None
 
 
 def _meet(comm: Comm, problem: tuple[bool, str] | None) -> list[tuple[bool, str] | None]:
@@ -182,14 +167,14 @@ def _stage(
         with reporting(progress, f"staging {final.name}") as report:
             what = "there is nothing"
             if there := os.path.lexists(final):
-                what = _difference(files, final, quick, _counter(report, total))
+                what = _difference(files, final, quick, adding(report, total))
                 must = "hold nothing, or a whole copy of the source"
                 then = "Remove it, choose another target, or use `replace=True`."
                 require(not what or replace, "target", must, f"{final}: {what}", then)
             if what:
                 require_writable(final.parent, "target", total)
                 try:
-                    _copy_all(given, partial, files, _counter(report, total))
+                    _copy_all(given, partial, files, adding(report, total))
                 except BaseException:
                     shutil.rmtree(partial, ignore_errors=True)
                     raise
@@ -199,19 +184,6 @@ def _stage(
                 shutil.rmtree(before, ignore_errors=True)
     seconds = time.monotonic() - started
     return StagingResult(str(final), len(files), total, seconds, bool(what))
-
-
-def _counter(report: Progress, total: int) -> Callable[[int], None]:
-    """Give a function that adds up bytes and reports their sum; threads may call it at once."""
-    done, alone = 0, threading.Lock()
-
-    def add(nbytes: int) -> None:
-        nonlocal done
-        with alone:
-            done += nbytes
-            report(done, total)
-
-    return add
 
 
 def _require_apart(source: Path, target: Path) -> None:
@@ -243,39 +215,25 @@ def _difference(
 ) -> str:
     """Say how a copy differs from its source, whose files are not read; "" where it does not."""
     there = {file.name: file for file in files}
-    mark = MANIFEST if MANIFEST in there else SUMS
-    if not (target / mark).is_file():
-        return f"there is no {mark}: it is no copy that was staged"
     try:
-        copied = list_files(target)
+        copies = {copy.name: copy for copy in list_files(target)}
+        if odd := sorted(there.keys() ^ copies.keys()):
+            return f"{odd[0]!r} is only in one of the two"
+        for name, copy in copies.items():
+            file = there[name]
+            if file.nbytes != copy.nbytes:
+                return f"{name!r} has another length than in the source"
+            if file.sha256 and file.sha256 != copy.sha256:
+                return f"{name!r} has another checksum than in the source"
+            if not file.sha256 and file.modified_ns != copy.modified_ns:
+                return f"{name!r} has another time of change than in the source"
+            if not quick and read_digest(target / name, copy.nbytes, done) != copy.sha256:
+                return f"{name!r} is damaged: its SHA-256 is another or is not known"
+    except MissingComponentError:
+        return "it is no folder"
     except DamageError as error:
         return str(error.damage)
-    if odd := sorted(set(there) ^ {file.name for file in copied}):
-        return f"{odd[0]!r} is only in one of the two"
-    for copy in copied:
-        file, what = there[copy.name], ""
-        if file.nbytes != copy.nbytes:
-            what = "length"
-        elif file.sha256 and file.sha256 != copy.sha256:
-            what = "checksum"
-        elif not file.sha256 and file.modified_ns != copy.modified_ns:
-            what = "time of change"
-        if what:
-            return f"{file.name!r} has another {what} than in the source"
-    return "" if quick else _damage(target, copied, done)
-
-
-def _damage(target: Path, copied: Sequence[Listed], done: Callable[[int], None]) -> str:
-    def check(file: Listed) -> str:
-        if not file.sha256:
-            return f"{file.name!r} is not in its {SUMS}"
-        try:
-            found = read_digest(target / file.name, file.nbytes, done)
-        except DamageError as error:
-            return str(error.damage)
-        return "" if found == file.sha256 else f"{file.name!r} is damaged: its SHA-256 is another"
-
-    return next(filter(None, _in_parallel(check, copied)), "")
+    return ""
 
 
 def _in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dlguide.data.datasets import ORIGINALS, Original, OriginalSet
-from dlguide.data.download import CATALOGUE, Progress, reporting
+from dlguide.data.download import CATALOGUE, Progress, adding, reporting
 from dlguide.data.formats.dataset import (
     MOST,
     Damage,
@@ -106,22 +106,18 @@ def _sums(folder: Path, report: Progress) -> VerificationReport:
 
 
 def _originals(original: OriginalSet, folder: Path, report: Progress) -> VerificationReport:
-    damages, nbytes = _digests(folder, original.files, report)
-    images = sum(file.shape[0] for file in original.files if len(file.shape) > 1)
+    files = original.files_in(folder)
+    damages, nbytes = _digests(folder, files, report)
+    images = sum(file.shape[0] for file in files if len(file.shape) > 1)
     return VerificationReport(str(folder), original.name, images, nbytes, damages)
 
 
 def _digests(
     folder: Path, files: Sequence[Listed | Original], report: Progress
 ) -> tuple[tuple[Damage, ...], int]:
-    """Compare files with their checksums; return the damages and the bytes that were read."""
-    total, done, damages = sum(file.nbytes for file in files), 0, []
-
-    def add(nbytes: int) -> None:
-        nonlocal done
-        done += nbytes
-        report(done, total)
-
+    """Compare files with their checksums; return the damages and the bytes of all."""
+    total, damages = sum(file.nbytes for file in files), []
+    add = adding(report, total)
     for file in files:
         path = folder / file.name
         try:
@@ -129,7 +125,7 @@ def _digests(
                 damages.append(Damage(str(path), f"its SHA-256 is not {file.sha256}"))
         except DamageError as error:
             damages.append(error.damage)
-    return tuple(damages[:MOST]), done
+    return tuple(damages[:MOST]), total
 
 
 def _published(name: str, reader: Any, folder: Path, report: Progress) -> VerificationReport:
