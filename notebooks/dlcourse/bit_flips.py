@@ -25,7 +25,7 @@ from dlguide import commands
 from dlguide.data import formats
 from dlguide.data.formats.dataset import crc32c
 from dlguide.data.formats.records import FRAMINGS
-from dlguide.errors import require_count, require_known
+from dlguide.errors import require_known
 
 OUTCOMES = ("noticed", "silent", "harmless", "died")
 LIMIT_S = 60  # of one trial: much more than any reader needs, also on a slow machine
@@ -33,12 +33,7 @@ _MOST_MEMORY_NBYTES = 4 << 30
 
 
 def write(folder: str | os.PathLike, samples: int = 20, nbytes: int = 3000) -> dict[str, Path]:
-    """Write the same samples of equal size for each reader.
-
-    Returns:
-        dict: a folder for each of "npy", "tfrecord", "lmdb", "hdf5", "hdf5 with fletcher32", and
-        "checked ..." for each format of `dlguide.data.formats`.
-    """
+    """Write the same samples of equal size for each reader, into a folder for each of them."""
     array = np.random.default_rng(0).integers(0, 256, (samples, nbytes), np.uint8)
     paths = {}
     for name, writer in _WRITERS.items():
@@ -54,11 +49,7 @@ def write(folder: str | os.PathLike, samples: int = 20, nbytes: int = 3000) -> d
 
 
 def places(name: str, folder: str | os.PathLike) -> list[slice]:
-    """Find where the data of each sample are in a reader's files, taken as one row of bytes.
-
-    Raises:
-        RuntimeError: if the data of a sample are not in one piece, or there twice.
-    """
+    """Find where the data of each sample are in a reader's files, taken as one row of bytes."""
     contents = b"".join(path.read_bytes() for path in files_of(folder))
     found = []
     for number, sample in enumerate(_READERS[name](Path(folder))):
@@ -73,21 +64,12 @@ def places(name: str, folder: str | os.PathLike) -> list[slice]:
 def trials(
     name: str, folder: str | os.PathLike, flips: int = 100, seed: int = 0, anywhere: bool = False
 ) -> Counter:
-    """Flip single bits of a reader's files, one after the other, and count what happens.
+    """Flip single bits of a reader's files, one after the other, and count the `OUTCOMES`.
 
-    Args:
-        name: of the reader.
-        folder: as `write` returns it for this reader.
-        flips: how many bits (count).
-        seed: of the random choice.
-        anywhere: in all bytes of the files; otherwise in the samples' data, where the same seed
-            means the same bits of the same samples for each reader.
-
-    Returns:
-        Counter: how often each of `OUTCOMES` came.
+    They are chosen `anywhere` in all bytes of the files (a folder of `write`), or in the samples'
+    data, where the same seed means the same bits of the same samples for each reader.
     """
     require_known(name, _READERS, "name")
-    require_count(flips, "flips")
     random = np.random.default_rng(seed)
     if anywhere:
         nbytes = sum(path.stat().st_size for path in files_of(folder))

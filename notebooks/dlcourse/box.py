@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlguide import commands
 from dlguide.cluster import processes
@@ -118,8 +118,7 @@ def _env() -> dict[str, str]:
     return {**os.environ, "PATH": PATH}
 
 
-@dataclass(frozen=True)
-class LinkSpeed:
+class LinkSpeed(NamedTuple):
     """A link as it was measured: the time of one byte one way (s), and the rate (bits/s)."""
 
     latency_s: float
@@ -148,13 +147,11 @@ def hosts(
         frames, its own limit is measured first and printed.
 
     Raises:
-        ValueError: if a value is out of range.
         MissingComponentError: if this machine allows no namespaces or lacks a program; `support`
             and `dlguide doctor` say so before.
         RuntimeError: if there is a box already, or the hosts do not start.
     """
-    cores = describe().usable_cores
-    most = MOST_PER_CORE * cores
+    most = MOST_PER_CORE * describe().usable_cores
     require_count(count, "count", least=2)
     must = f"be at most {most}, {MOST_PER_CORE} hosts for each core that they share"
     require(count <= most, "count", must, count, "Use fewer hosts.")
@@ -256,32 +253,18 @@ class Box:
         self._answer(bool)
 
     def rate(self, bits_per_s: float | None, host: int | None = None) -> None:
-        """Change the rate of the links while the box runs.
+        """Change the rate of the links, or of one host's (index), while the box runs.
 
-        Args:
-            bits_per_s: the new rate; None for as fast as this machine.
-            host: whose link (index); None for all.
-
-        Raises:
-            ValueError: if the rate is out of range or there is no such host.
-            RuntimeError: if the box is closed.
+        None is as fast as this machine.
         """
         self._require_open()
         _require_rate(bits_per_s)
-        chosen = range(len(self.names))
-        if host is not None:
-            require(host in chosen, "host", f"be None or one of 0 to {chosen[-1]}", host)
-            chosen = [host]
-        for each in chosen:
+        for each in range(len(self.names)) if host is None else [host]:
             self.bits_per_s[each] = bits_per_s
         self._set(self.bits_per_s, self.latency_s, self.loss)
 
     def enter(self, host: int) -> list[str]:
-        """Return the words before a command that let it run on a host (index).
-
-        Raises:
-            RuntimeError: if the box is closed.
-        """
+        """Return the words before a command that let it run on a host (index)."""
         self._require_open()
         user = ["--user", "--preserve-credentials"] if self.able.user_namespace else []
         nsenter = shutil.which("nsenter", path=PATH)
@@ -290,30 +273,15 @@ class Box:
     def measure(self) -> LinkSpeed:
         """Measure the link from the first host to the second with TCP, without MPI.
 
-        Returns:
-            LinkSpeed: half of the median round trip of a byte, and the rate of what is sent in half
-            a second, without the bytes that may pass at once.
-
-        Raises:
-            RuntimeError: if the box is closed, or the hosts do not reach each other.
+        The latency is half of the median round trip of a byte, the rate that of what is sent in
+        half a second, without the bytes that may pass at once.
         """
-        ends = {"answer": 1, "ask": 0}
-        started = []
+        started: list[subprocess.Popen[str]] = []
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         try:
-            for role, host in ends.items():
-                words = [
-                    *self.enter(host),
-                    *MODULE,
-                    "dlcourse.box_switch",
-                    role,
-                    "10.77.0.2",
-                ]
-                started.append(
-                    subprocess.Popen(
-                        words, env=_env(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                        stderr=subprocess.PIPE, text=True,
-                    )
-                )  # fmt: skip
+            for role, host in (("answer", 1), ("ask", 0)):
+                words = [*self.enter(host), *MODULE, "dlcourse.box_switch", role, "10.77.0.2"]
+                started.append(subprocess.Popen(words, env=_env(), text=True, **pipes))
                 if role == "answer":
                     started[0].stdout.readline()
             (rate, _), (latency, failed) = (each.communicate(timeout=ANSWER_S) for each in started)
@@ -329,11 +297,7 @@ class Box:
         return LinkSpeed(float(latency), float(rate))
 
     def allocation(self) -> BoxAllocation:
-        """Return these hosts as what a `Cluster` starts its ranks on.
-
-        Raises:
-            RuntimeError: if the box is closed.
-        """
+        """Return these hosts as what a `Cluster` starts its ranks on."""
         self._require_open()
         return BoxAllocation(box=self, shares_cores=True)
 
@@ -385,9 +349,8 @@ def _only_box() -> socket.socket:
             for each in processes.living()
             if each.cluster.startswith(f"{processes.PREFIX}box-")
         }
-        whose = " or ".join(
-            "this program" if o == str(os.getpid()) else f"process {o}" for o in owners
-        )
+        me = str(os.getpid())
+        whose = " or ".join("this program" if o == me else f"process {o}" for o in owners)
         raise RuntimeError(
             "There is a box on this machine already, and two would share its cores "
             f"({whose or 'it is just closing'}). Close it first: `hosts.close()`."

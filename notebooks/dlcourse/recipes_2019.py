@@ -211,34 +211,12 @@ def _thread_findings(machine: Machine, processes: Sequence[ProcessPlacement]) ->
         + (f" and {servers} cores that communicate" if servers else "")
         + f" are {threads + servers}, {many} the {cores} cores there are."
     ]
-    loose = any(
-        len({core_of[cpu] for cpu in cpus}) > 1 for each in processes for cpus in each.threads
-    )
     users = Counter(core_of[cpus[0]] for each in processes for cpus in each.threads)
     crowded = sum(number > 1 for number in users.values())
-    if loose:
-        found.append(
-            "The threads are not bound to cores: the kernel moves them, and with them what they "
-            "have in the caches."
-        )
-    elif crowded:
+    if crowded:
         found.append(
             f"{crowded} cores have more than one computing thread, up to "
             f"{max(users.values())}, while {cores - len(users)} have none."
-        )
-    for rank, each in enumerate(processes):
-        sockets = {core_of[cpu][0] for cpu in each.computes}
-        if len(sockets) > 1:
-            found.append(
-                f"Process {rank} has threads on {len(sockets)} sockets: what one of them wrote "
-                "into memory is far away for the others."
-            )
-    owners = Counter(cpu for each in processes for cpu in each.computes)
-    shared = [cpu for cpu, ranks in owners.items() if ranks > 1]
-    if shared:
-        found.append(
-            f"Processes share CPUs {format_cpus(shared)}: their threads take turns there, while "
-            "others may be free."
         )
     return found
 

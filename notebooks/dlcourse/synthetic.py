@@ -17,9 +17,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dlguide.errors import require, require_count, require_known
-
-__all__ = ["Picture", "Samples", "images"]
+from dlguide.errors import require_known
 
 KINDS = ("jpeg", "png")
 # What one seed is used for; each has its own random numbers.
@@ -55,10 +53,8 @@ class Samples(Sequence):
 
 def sample_rng(seed: int, stream: str, *numbers: int) -> np.random.Generator:
     """Start the random numbers of one sample."""
-    require(seed >= 0, "seed", "be at least 0", seed)
-    place = _STREAMS.index(require_known(stream, _STREAMS, "stream"))
     # with their count, for NumPy takes [1, 2] and [1, 2, 0] for the same
-    return np.random.default_rng([seed, place, len(numbers), *numbers])
+    return np.random.default_rng([seed, _STREAMS.index(stream), len(numbers), *numbers])
 
 
 def encoded(pixels: np.ndarray, kind: str, quality: int = 90) -> bytes:
@@ -66,7 +62,6 @@ def encoded(pixels: np.ndarray, kind: str, quality: int = 90) -> bytes:
 
     The bytes of a JPEG, and slightly what they decode to, depend on the version of its library.
     """
-    require_known(kind, KINDS, "kind")
     file = io.BytesIO()
     options = {"quality": quality} if kind == "jpeg" else {"compress_level": 6}
     Image.fromarray(pixels).save(file, kind, **options)
@@ -146,7 +141,6 @@ TEXTURES: tuple[Callable[[Grid, Grid], Grid], ...] = (
 # The golden ratio: any number of hues in a row lie apart from each other.
 _GOLDEN = 0.618034
 _SECOND_HUES = (0.5, 0.12, 0.33, 0.67, 0.85)
-SMALLEST = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,21 +173,12 @@ def images(
         kind: "jpeg" or "png", the form in which they are encoded.
         vary: whether pictures are up to half as long again in one direction, as photographs are.
 
-    Returns:
-        Samples: of `Picture`.
-
-    Raises:
-        ValueError: when a number is too small or the kind is unknown.
-
     >>> [picture.label for picture in images(classes=3, size=32, count=5, seed=1)]
     [0, 1, 2, 0, 1]
     """
-    require_count(classes, "classes")
-    require_count(size, "size", least=SMALLEST)
-    require_count(seed, "seed", least=0)
     require_known(kind, KINDS, "kind")
     make = partial(_picture, classes=classes, size=size, seed=seed, kind=kind, vary=vary)
-    return Samples(range(require_count(count, "count")), make)
+    return Samples(range(count), make)
 
 
 def _picture(index: int, classes: int, size: int, seed: int, kind: str, vary: bool) -> Picture:

@@ -20,7 +20,6 @@ import pytest
 from dlcourse import box
 from dlcourse.box import Support
 from dlguide.cluster import Cluster, RankError, processes
-from dlguide.doctor import host as doctor
 from dlguide.errors import MissingComponentError
 from dlguide.machine import describe
 
@@ -285,13 +284,13 @@ def test_second_box_is_refused_at_once(hosts):
     ("given", "words"),
     [
         ({"ranks": 3}, "`ranks` must be a multiple of the 2 hosts in the box, got 3"),
-        ({"inside": "slurm"}, "`inside` must be None with `hosts`"),
-        ({"hosts": ["h1", "h2"]}, "`hosts` must be the hosts of a box, got .*with box.hosts"),
+        ({"inside": "slurm"}, "`inside` must be None with `allocation`"),
+        ({"allocation": ["h1", "h2"]}, "`allocation` must be an Allocation or None, got 'list'"),
     ],
 )
 def test_cluster_refuses_what_does_not_fit_the_hosts(hosts, given, words):
     with pytest.raises(ValueError, match=words):
-        Cluster(**{"hosts": hosts, **given})
+        Cluster(**{"allocation": hosts.allocation(), **given})
 
 
 @pytest.mark.parametrize(
@@ -315,7 +314,7 @@ def test_machine_without_a_program_or_namespaces_is_refused_and_noted_by_the_doc
         box.support.cache_clear()
         with pytest.raises(MissingComponentError) as error:
             box.hosts(2)
-        note = doctor.hosts_in_a_box(10.0)
+        note = box.check(10.0)
         assert note.ok is None
         assert note.found in str(error.value)
         assert note.fix in str(error.value)
@@ -338,8 +337,8 @@ def test_machine_without_a_program_or_namespaces_is_refused_and_noted_by_the_doc
 
 def test_doctor_names_what_a_machine_can_do():
     able = Support(user_namespace=True, netem=False)
-    found = doctor.hosts_in_a_box(10.0, able)
+    found = box.check(10.0, able)
     assert found.ok is True
     assert "in a user namespace" in found.found
     assert "by a program (the kernel has no netem)" in found.found
-    assert "(netem)" in doctor.hosts_in_a_box(10.0, Support(netem=True)).found
+    assert "(netem)" in box.check(10.0, Support(netem=True)).found

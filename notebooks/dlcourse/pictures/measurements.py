@@ -19,15 +19,9 @@ _PHASE_COLOURS = {"setup": GREY, "train": BLUE, "evaluate": ORANGE, "checkpoint"
 def reading_speeds(speeds: Sequence[Any]) -> Figure:
     """Draw the MB/s of formats, read in several ways, as `bench.io.compare` measured them.
 
-    Returns:
-        Figure: a panel for each access pattern and state of the page cache, all with one
-        logarithmic axis; blue dots for samples that were checked and decoded, grey diamonds for
-        the raw bytes, with quartiles.
-
-    Raises:
-        ValueError: when there is no speed.
+    There is a panel for each access pattern and state of the page cache, all with one logarithmic
+    axis; blue dots for samples that were checked and decoded, grey diamonds for the raw bytes.
     """
-    require(len(speeds) > 0, "speeds", "hold at least one", [])
     panels = list(dict.fromkeys((each.access, each.cold) for each in speeds))
     kinds = list(dict.fromkeys(each.kind for each in speeds))
     alt = "MB/s, higher is better. " + "; ".join(
@@ -73,11 +67,7 @@ def _around(speed: float, low: float, high: float) -> list[list[float]]:
 def onednn_speeds(speeds: Sequence[Any]) -> Figure:
     """Draw the images per second with oneDNN on and off, as `bench.onednn.compare` measured them.
 
-    Returns:
-        Figure: a panel for each mode, bars with the quartiles as lines.
-
-    Raises:
-        ValueError: when there is no speed.
+    There is a panel for each mode, bars with the quartiles as lines.
     """
     require(len(speeds) > 0, "speeds", "hold at least one", [])
     modes = list(dict.fromkeys(each.mode for each in speeds))
@@ -102,13 +92,8 @@ def onednn_speeds(speeds: Sequence[Any]) -> Figure:
 def streams(splits: Sequence[Any]) -> Figure:
     """Draw throughput and latency of inference against streams, as `bench.streams.compare` gave.
 
-    Returns:
-        Figure: images/s of all streams on the left, latency on the right.
-
-    Raises:
-        ValueError: when there is no split.
+    Images/s of all streams are on the left, the latency is on the right.
     """
-    require(len(splits) > 0, "splits", "hold at least one", [])
     names = [f"{each.streams} x {each.threads}" for each in splits]
     alt = "Streams x threads. " + " ".join(
         f"{name}: {each.median_images_per_s:.3g} images/s, latency {1e3 * each.latency.median:.3g} "
@@ -137,12 +122,6 @@ def utilisation(
     Args:
         record: samples of `phases.utilisation`.
         runs: the TrainingResults of the ranks that trained meanwhile, one line each.
-
-    Returns:
-        Figure: one line for each rank, below it one curve for each core.
-
-    Raises:
-        ValueError: when nothing was sampled.
     """
     runs = [runs] if isinstance(runs, TrainingResult) else sorted(runs, key=lambda run: run.rank)
     require(len(record.time_s) > 0, "record", "hold at least one sample", 0, "Wait longer.")
