@@ -17,8 +17,9 @@ def trained_in_grids(layouts):
     import tensorflow as tf
     from mpi4py import MPI
 
+    from dlcourse.parallel.pipeline import PipelineParallel
+    from dlcourse.parallel.tensor import TensorParallelModel
     from dlguide import models
-    from dlguide.parallel import PipelineParallel, TensorParallelModel
 
     comm, batch, found = MPI.COMM_WORLD, 13, {}  # 13: no number of copies divides it
     random = np.random.default_rng(8)

@@ -14,7 +14,6 @@ from on_ranks import on_ranks
 
 from dlcourse.parallel.parameter_server import (
     PendingGradients,
-    ServerConfig,
     backup_workers,
     proportional_shards,
 )
@@ -132,7 +131,7 @@ RULES = {
 @pytest.mark.parametrize("mode", RULES)
 def test_each_rule_holds_workers_back_as_long_as_it_must(mode):
     bound, workers, arrivals = RULES[mode]
-    waiting = PendingGradients(range(workers), ServerConfig(mode, 1, bound, 0, 1, (5,) * workers))
+    waiting = PendingGradients(range(workers), mode, bound, leave_out=0, steps=5)
 
     def arrives(worker, step):
         waiting.arrived(worker, step, 0, 1, np.zeros(1))
@@ -142,7 +141,7 @@ def test_each_rule_holds_workers_back_as_long_as_it_must(mode):
         assert arrives(worker, step) == (updates, answered)
     if mode == "bounded":  # who has left holds no other back
         assert arrives(0, 3) == (1, [])
-        waiting.finished(1)
+        waiting.leaders.discard(1)
         assert waiting.ready_answers() == [0]
 
 
@@ -235,7 +234,7 @@ def ranks_that_differ():
     for call in (
         lambda: parameter_server.train(comm, np.zeros(3 + comm.rank), None, 1, None),
         lambda: parameter_server.train_one_sided(comm, np.zeros(3), None, 1 + comm.rank, 0),
-        lambda: parameter_server.train_one_sided(comm, np.zeros(3), None, 1, 7),
+        lambda: parameter_server.train(comm, np.zeros(3), None, [1, 2], None),
     ):
         try:
             call()
@@ -247,7 +246,7 @@ def ranks_that_differ():
 def test_ranks_that_differ_all_raise(tmp_path):
     first, second = on_ranks(2, ranks_that_differ, tmp_path, 60)
     assert first == second
-    assert [text.split(" must")[0] for text in first] == ["`array`", "`array`", "`server`"]
+    assert [text.split(" must")[0] for text in first] == ["`array`", "`array`", "`steps`"]
     assert "rank 1: shape (4,)" in first[0]
 
 

@@ -128,7 +128,17 @@ def trained_by_pipeline():
             keras.layers.Dense(10, name="logits", **make),
         ], name="tiny")  # fmt: skip
 
+    def dense(dtype):
+        make = dict(dtype=dtype, kernel_initializer=keras.initializers.GlorotUniform(seed=6))
+        units = {"a": "relu", "b": "tanh", "c": None, "d": "relu", "e": "tanh", "f": None}
+        return keras.Sequential([
+            keras.Input((28, 28, 1), dtype=dtype, name="images"),
+            keras.layers.Flatten(dtype=dtype, name="flatten"),
+            *(keras.layers.Dense(10, kind, name=name, **make) for name, kind in units.items()),
+        ], name="dense")  # fmt: skip
+
     cases = {
+        "dense zb-h1": (dense, "float64", momentum, 5, 13, {"uneven": True, "schedule": "zb-h1"}),
         "cnn gpipe": (cnn, "float64", momentum, 4, 12, {"schedule": "gpipe"}),
         "cnn 1f1b": (cnn, "float32", momentum, 5, 15, {}),
         "residual, more microbatches than stages divide": (residual, "float64", adam, 7, 14, {}),
@@ -144,6 +154,8 @@ def trained_by_pipeline():
         cases["uneven stages"] = (residual, "float64", adam, 4, 8, {"cuts": ["sum_d"]})
         # the first stage has no weights
         cases["no weights"] = (residual, "float64", adam, 4, 8, {"cuts": ["flatten"]})
+        cases["no weights zb-h1"] = (
+            dense, "float64", adam, 4, 8, {"cuts": ["flatten"], "schedule": "zb-h1"})  # fmt: skip
     if comm.size == 4:
         cases["uneven stages"] = (
             residual, "float64", adam, 4, 8, {"cuts": ["a", "sum_b", "sum_c"]})  # fmt: skip
@@ -189,7 +201,7 @@ def trained_by_pipeline():
 def test_stages_on_ranks_equal_the_whole_net(tmp_path, ranks):
     everyone = on_ranks(ranks, trained_by_pipeline, tmp_path)
     assert all(one == everyone[0] for one in everyone)
-    assert len(everyone[0]) == {1: 6, 2: 8, 3: 4, 4: 5}[ranks]
+    assert len(everyone[0]) == {1: 7, 2: 10, 3: 5, 4: 6}[ranks]
     for name, case in everyone[0].items():
         assert case["apart"] <= (1e-5 if case["dtype"] == "float32" else 1e-12), (name, case)
         assert all(case[key] for key in ("paths", "order", "held", "waiting")), (name, case)
@@ -217,7 +229,6 @@ def what_is_refused():
     start = keras.Input((4,))
     middle = keras.layers.ReLU(name="relu")(shared(start))
     twice = keras.Model(start, keras.layers.Dense(2)(keras.layers.ReLU(name="end")(shared(middle))))
-    clip = lambda: keras.optimizers.SGD(0.1, global_clipnorm=1.0)  # noqa: E731
     cuts = ["flatten", "hidden"]
     pipeline = PipelineParallel(mlp(), comm, sgd, 4)
     images, labels = np.zeros((10, 28, 28, 1), "f4"), np.zeros(10, "i4")
@@ -225,12 +236,10 @@ def what_is_refused():
         "stages": lambda: PipelineParallel(tiny, comm, sgd, 4),
         "differ": lambda: PipelineParallel(mlp(), comm, sgd, 8 if last else 4, cuts=cuts),
         "shared": lambda: PipelineParallel(twice, comm, sgd, 4, cuts=["relu", "end"]),
-        "dropout": lambda: PipelineParallel(
-            models.build("mnist_cnn"), comm, sgd, 4, recompute=True
-        ),
-        "clip": lambda: PipelineParallel(mlp(), comm, clip, 4),
+        "split": lambda: PipelineParallel(models.build("mnist_cnn"), comm, sgd, 4, "zb-h1"),
+        "groups": lambda: PipelineParallel(mlp(), comm, sgd, 4, "interleaved", chunks=2),
+        "chunks": lambda: PipelineParallel(tiny, comm, sgd, 3, "interleaved", chunks=2),
         "divide": lambda: pipeline.step(images, labels),
-        "labels": lambda: pipeline.step(images[:8], labels[: 7 if last else 8]),
     }
     told = {}
     for name, call in cases.items():
@@ -250,11 +259,12 @@ def test_what_cannot_be_is_told_to_all_ranks_alike(tmp_path):
     text = "`microbatches` must be equal on all ranks, got 4 on ranks 0, 1 and 8 on rank 2."
     assert told["differ"] == text
     assert "leave every weight in one stage" in told["shared"]
-    assert "do the same when it is computed again, got 'layer dropout'" in told["dropout"]
-    assert "not clip by a norm over all stages" in told["clip"]
+    assert "only dense ones have weights, for zb-h1, got 'layer conv" in told["split"]
+    nearest = "`microbatches` must be a multiple of the 3 stages, got 4. The nearest: 3."
+    assert told["groups"] == nearest
+    assert "`stages` must be at most 2, the pieces" in told["chunks"]
     assert "`images` must divide into 4 equal microbatches, got 10" in told["divide"]
     assert "The nearest number: 5." in told["divide"]
-    assert told["labels"] == "rank 2: `labels` must be one for each of 8 images, got 7."
 
 
 def clocks_that_differ():

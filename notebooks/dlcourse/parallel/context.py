@@ -38,7 +38,7 @@ import numpy as np
 from dlguide.collectives import alltoall
 from dlguide.collectives.agreement import agree_or_raise
 from dlguide.collectives.buffers import TAG, exchange, flatten, message
-from dlguide.errors import require, require_count, require_divisible, require_known
+from dlguide.errors import require, require_divisible, require_known
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -71,9 +71,6 @@ def count_pairs(length: int, ranks: int, sharding: str = "zigzag") -> np.ndarray
     Returns:
         numpy.ndarray: one row per rank, one column per step.
 
-    Raises:
-        ValueError: as `positions` does.
-
     >>> count_pairs(4, 2, "contiguous").tolist(), count_pairs(4, 2).tolist()
     ([[3, 0], [3, 4]], [[3, 2], [3, 2]])
     """
@@ -89,18 +86,11 @@ def count_pairs(length: int, ranks: int, sharding: str = "zigzag") -> np.ndarray
 def bytes_sent(method: str, query_bytes: int, key_bytes: int, ranks: int) -> tuple[float, float]:
     """Predict what a rank sends forward and backward (bytes).
 
-    Args:
-        method: "ring" or "ulysses".
-        query_bytes: of this rank's queries.
-        key_bytes: of this rank's keys, without the values.
-
-    Raises:
-        ValueError: when the method is unknown.
+    `query_bytes` are those of this rank's queries, `key_bytes` of its keys without the values.
 
     >>> bytes_sent("ring", 800, 100, 2), bytes_sent("ulysses", 800, 100, 2)
     ((200, 400), (900.0, 900.0))
     """
-    require_known(method, ("ring", "ulysses"), "method")
     if method == "ring":
         return (ranks - 1) * 2 * key_bytes, (ranks - 1) * 4 * key_bytes
     once = 2 * (ranks - 1) * (query_bytes + key_bytes) / ranks
@@ -138,9 +128,8 @@ def ring_attention(
     one rank it is attention in tiles.
 
     Args:
-        queries: shape (batch, heads, positions of this rank, width).
-        keys: the same with a number of heads that divides that of the queries.
-        values: as keys.
+        queries: shape (batch, heads, positions of this rank, width); keys and values the same with
+            a number of heads that divides that of the queries.
         sharding: a key of `SHARDINGS`; which positions these are, see `positions`.
         tile: side of the tiles in which scores are computed (positions).
 
@@ -148,9 +137,9 @@ def ring_attention(
         tuple: outputs in the shape of the queries, and what `ring_attention_backward` needs.
 
     Raises:
-        ValueError: on all ranks alike, when shapes or arguments do not fit or differ.
+        ValueError: on all ranks alike, when shapes do not fit or differ.
     """
-    _require_fitting(queries, keys, values, comm, sharding, tile)
+    _require_fitting(queries, keys, values, comm, SHARDINGS[sharding])
     batch, heads, own, width = queries.shape
     grouped = (batch, keys.shape[1], heads // keys.shape[1], own, width)
     # the scale of the scores is taken once
@@ -228,21 +217,15 @@ def ulysses_attention(
 ) -> tuple[np.ndarray, AttentionCache]:
     """Compute causal attention with the heads divided among ranks; every rank must call.
 
-    Args:
-        queries: shape (batch, heads, positions of this rank, width), contiguous parts.
-        keys: the same, perhaps with fewer heads; the ranks must divide both numbers of heads.
-        values: as keys.
-        tile: side of the tiles in which scores are computed (positions).
-
-    Returns:
-        tuple: outputs in the shape of the queries, and what `ulysses_attention_backward` needs.
+    Positions are in contiguous parts; the ranks must divide both numbers of heads. Arguments and
+    results are those of `ring_attention`, for `ulysses_attention_backward`.
 
     Raises:
-        ValueError: on all ranks alike, when shapes or arguments do not fit or differ.
+        ValueError: on all ranks alike, when shapes do not fit or differ.
     """
     from mpi4py import MPI
 
-    _require_fitting(queries, keys, values, comm, "contiguous", tile, by_heads=True)
+    _require_fitting(queries, keys, values, comm, parts=1, by_heads=True)
     by_heads = [_to_heads(each, comm) for each in (queries, keys, values)]
     outputs, cache = ring_attention(*by_heads, MPI.COMM_SELF, "contiguous", tile)
     return _to_positions(outputs, comm), cache
@@ -264,32 +247,21 @@ def _require_fitting(
     keys: np.ndarray,
     values: np.ndarray,
     comm: Comm,
-    sharding: str,
-    tile: int,
+    parts: int,
     by_heads: bool = False,
 ) -> None:
-    arrays = queries, keys, values
-    shapes = [(each.shape, str(each.dtype)) for each in arrays]
-    with agree_or_raise(comm, {"shapes": shapes, "sharding": sharding, "tile": tile}):
-        require_known(sharding, SHARDINGS, "sharding")
-        require_count(tile, "tile")
-        require(queries.ndim == 4, "queries", "have four dimensions", queries.shape)
-        batch, heads, own, width = queries.shape
-        like = (batch, *keys.shape[1:2], own, width)
-        require(keys.shape == like, "keys", f"have the shape {like}", keys.shape)
-        require(values.shape == like, "values", f"have the shape {like}", values.shape)
-        types = [str(each.dtype) for each in arrays]
-        fits = len(set(types)) == 1 and queries.dtype.kind == "f"
-        require(fits, "queries, keys and values", "be floating-point of one dtype", types)
+    shapes = [(each.shape, str(each.dtype)) for each in (queries, keys, values)]
+    with agree_or_raise(comm, {"shapes": shapes}):
+        (_, heads, own, _), key_heads = queries.shape, keys.shape[1]
         divisors = [each for each in range(1, heads + 1) if heads % each == 0]
-        nearest = min(divisors, key=lambda each: abs(each - like[1]))
+        nearest = min(divisors, key=lambda each: abs(each - key_heads))
         must, then = f"divide the {heads} heads of the queries", f"Take {nearest}."
-        require(like[1] in divisors, "heads of the keys", must, like[1], then)
+        require(key_heads in divisors, "heads of the keys", must, key_heads, then)
         # the whole length is known here by what each rank holds
-        require_divisible(comm.size * own, "length", comm.size, SHARDINGS[sharding])
+        require_divisible(comm.size * own, "length", comm.size, parts)
         if by_heads:
             require_divisible(heads, "heads", comm.size)
-            require_divisible(like[1], "heads of the keys", comm.size)
+            require_divisible(key_heads, "heads of the keys", comm.size)
 
 
 def _parts(length: int, ranks: int, rank: int, sharding: str) -> list[range]:
@@ -303,24 +275,21 @@ def _tiles(
     own: int, comm: Comm, step: int, sharding: str, tile: int
 ) -> Iterator[tuple[slice, slice, np.ndarray | None]]:
     """Yield queries and keys of tiles with a score that counts, and the mask on the diagonal."""
-    source = (comm.rank - step) % comm.size
-    mine, theirs = (
-        list(_pieces(_parts(own * comm.size, comm.size, rank, sharding), tile))
-        for rank in (comm.rank, source)
-    )
-    for rows, first_query in mine:
-        for columns, first_key in theirs:
+    for rows, first_query in _pieces(own, comm.size, comm.rank, sharding, tile):
+        source = (comm.rank - step) % comm.size
+        for columns, first_key in _pieces(own, comm.size, source, sharding, tile):
             if first_key < first_query:
                 yield rows, columns, None
             elif first_key == first_query:
-                side = rows.stop - rows.start
-                yield rows, columns, np.tri(side, dtype=bool)
+                yield rows, columns, np.tri(rows.stop - rows.start, dtype=bool)
 
 
-def _pieces(parts: list[range], tile: int) -> Iterator[tuple[slice, int]]:
-    """Cut parts into tiles: where each is on the rank, and its first position."""
+def _pieces(
+    own: int, ranks: int, rank: int, sharding: str, tile: int
+) -> Iterator[tuple[slice, int]]:
+    """Cut a rank's positions into tiles: where each is on the rank, and its first position."""
     begin = 0
-    for part in parts:
+    for part in _parts(own * ranks, ranks, rank, sharding):
         for start in range(0, len(part), tile):
             stop = min(start + tile, len(part))
             yield slice(begin + start, begin + stop), part[start]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, pairwise, product
 from math import log2, prod
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 from dlcourse.nets import GPTShape
 from dlcourse.parallel import pipeline_schedule
 from dlcourse.parallel.pipeline import partition
-from dlguide.errors import require, require_count, require_known, require_positive
+from dlguide.errors import require
 from dlguide.models.costs import Cost
 from dlguide.scaling import costs
 from dlguide.scaling.costs import Link
@@ -77,19 +78,35 @@ class ParallelLayout:
 
 
 @dataclass(frozen=True)
-class _Options:
-    """How a net is trained; the arguments of `plan_layout` with these names."""
+class TrainingOptions:
+    """How a net is trained.
+
+    Args:
+        microbatches: parts of a copy's batch in a pipeline; None for as many as
+            `samples_per_microbatch` gives: pipelines whose copies have a batch that it does not
+            divide are left out.
+        bytes_per_weight: memory for each weight with its gradient and optimizer state.
+        schedule: "gpipe", "1f1b", "interleaved" or "zb-h1".
+        chunks: pieces of the net on each rank, for "interleaved".
+        zero: stage of ZeRO over the copies: 1 divides the states, 2 also gradients, 3 also
+            weights, which costs half as much exchange again.
+        recompute: keep only the inputs of layers, and compute forward once more, with the messages
+            of the forward pass.
+        overlap: share of the gradients' exchange that is hidden (fraction), of the backward pass
+            at most.
+        value_bytes: bytes of an activation and of a gradient of a `GPTShape`.
+    """
 
     global_batch: int
-    microbatches: int | None
-    bytes_per_weight: float
-    schedule: str
-    chunks: int
-    zero: int
-    recompute: bool
-    overlap: float
-    value_bytes: int
-    samples_per_microbatch: int
+    microbatches: int | None = 8
+    bytes_per_weight: float = 16
+    schedule: str = "1f1b"
+    chunks: int = 1
+    zero: int = 0
+    recompute: bool = False
+    overlap: float = 0.0
+    value_bytes: int = 2
+    samples_per_microbatch: int = 1
 
 
 class _Layer(NamedTuple):
@@ -113,19 +130,12 @@ class _Layer(NamedTuple):
 
 
 def plan_layout(
-    net: Cost | GPTShape | Any,
+    net: Cost | GPTShape,
     ranks: int,
     machine: RankSpeeds,
     global_batch: int,
     microbatches: int | None = 8,
-    bytes_per_weight: float = 16,
-    schedule: str = "1f1b",
-    chunks: int = 1,
-    zero: int = 0,
-    recompute: bool = False,
-    overlap: float = 0.0,
-    value_bytes: int = 2,
-    samples_per_microbatch: int = 1,
+    **options: Any,
 ) -> tuple[ParallelLayout, ...]:
     """Return the layouts of a net over some ranks, ordered by predicted step time.
 
@@ -161,28 +171,14 @@ def plan_layout(
     embeddings. So measure where layouts are close.
 
     Args:
-        net: result of `models.count`, a Keras model, or a `dlcourse.nets.GPTShape`.
-        microbatches: parts of a copy's batch in a pipeline; None for as many as
-            `samples_per_microbatch` gives.
-        bytes_per_weight: memory for each weight with its gradient and optimizer state.
-        schedule: "gpipe", "1f1b", "interleaved" or "zb-h1".
-        chunks: pieces of the net on each rank, for "interleaved".
-        zero: stage of ZeRO over the copies: 1 divides the states, 2 also gradients, 3 also
-            weights, which costs half as much exchange again.
-        recompute: keep only the inputs of layers, and compute forward once more, with the messages
-            of the forward pass.
-        overlap: share of the gradients' exchange that is hidden (fraction), of the backward pass
-            at most.
-        value_bytes: bytes of an activation and of a gradient of a `GPTShape`.
-        samples_per_microbatch: where `microbatches` is None; pipelines whose copies have a batch
-            that it does not divide are left out.
+        net: result of `models.count`, or a `models.GPTShape`.
+        options: further ones of `TrainingOptions`.
 
     Returns:
         tuple: every `ParallelLayout`; first those that fit into memory, the fastest first.
 
     Raises:
-        ValueError: when an argument is out of range, the batch is smaller than the ranks, or no
-            layout divides the net.
+        ValueError: when no layout divides the net.
 
     Source:
         Ring times: Patarasuk and Yuan 2009. Choice by layer: Krizhevsky 2014 (arXiv:1404.5997)
@@ -190,28 +186,7 @@ def plan_layout(
         (arXiv:2104.04473), section 3; ZeRO, and the six allreduces of a block with recomputation
         (section 8): Rajbhandari et al. 2019 (arXiv:1910.02054).
     """
-    if not isinstance(net, Cost | GPTShape):
-        from dlguide.models import count
-
-        net = count(net)
-    require_count(ranks, "ranks")
-    require_count(global_batch, "global_batch")
-    if microbatches is not None:
-        require_count(microbatches, "microbatches")
-    require_count(samples_per_microbatch, "samples_per_microbatch")
-    require_known(schedule, pipeline_schedule.ORDERS, "schedule")
-    require(zero in (0, 1, 2, 3), "zero", "be 0, 1, 2 or 3", zero)
-    require(0 <= overlap <= 1, "overlap", "lie between 0 and 1", overlap)
-    for name in ("flops_per_s", "bytes_per_s", "memory_bytes"):
-        require_positive(getattr(machine, name), f"machine.{name}")
-    options = _Options(
-        global_batch, microbatches, bytes_per_weight, schedule, chunks, zero, recompute, overlap,
-        value_bytes, samples_per_microbatch,
-    )  # fmt: skip
-    planner = _Planner(net, ranks, machine, options)
-    if isinstance(net, Cost):
-        fits = global_batch >= ranks
-        require(fits, "global_batch", f"be at least the {ranks} ranks", global_batch)
+    planner = _Planner(net, ranks, machine, TrainingOptions(global_batch, microbatches, **options))
     found = [planner.uniform(*sides) for sides in planner.sides()]
     if ranks > 1 and isinstance(net, Cost):
         found.append(planner.by_layer())
@@ -228,19 +203,11 @@ def choose_layout(
     context: int = 1,
     experts: int = 1,
 ) -> ParallelLayout:
-    """Return one layout of a plan, or refuse it and name the nearest one that works.
-
-    Raises:
-        ValueError: when it needs another number of ranks, does not divide the net or the batch, or
-            does not fit into memory.
-    """
-    sides = {"data": data, "tensor": tensor, "pipeline": pipeline, "context": context}
-    sides |= {"experts": experts}
-    asked = tuple(require_count(side, name) for name, side in sides.items())
-    uniform = [one for one in layouts if one.data]
-    ranks = prod(_sides_of(uniform[0])[:4])
-    found = {_sides_of(one): one for one in uniform}
-    works = [sides for sides, one in found.items() if one.fits]
+    """Return one layout of a plan, or refuse it and name the nearest one that works."""
+    asked = data, tensor, pipeline, context, experts
+    found = {_sides_of(layout): layout for layout in layouts if layout.data}
+    works = [sides for sides, layout in found.items() if layout.fits]
+    ranks = prod(next(iter(found))[:4])
     if asked in works:
         return found[asked]
     name = _name(*asked)
@@ -258,8 +225,7 @@ def choose_layout(
     then = "Nothing fits: use more ranks, ZeRO or recomputation."
     if works:
         then = f"The nearest layout that works: {_name(*min(works, key=distance))}."
-    require(False, "layout", must, got, then)
-    raise AssertionError
+    raise ValueError(f"`layout` must {must}, got {got!r}. {then}")
 
 
 def layout_table(layouts: Sequence[ParallelLayout]) -> str:
@@ -291,15 +257,15 @@ class _Planner:
     """The formulas of `plan_layout` on the layers of one net."""
 
     def __init__(
-        self, net: Cost | GPTShape, ranks: int, machine: RankSpeeds, options: _Options
+        self, net: Cost | GPTShape, ranks: int, machine: RankSpeeds, options: TrainingOptions
     ) -> None:
         self.net, self.ranks, self.machine, self.options = net, ranks, machine, options
+        self._cut = cache(self._cut)  # many layouts have the same stages
         of_gpt = isinstance(net, GPTShape)
         self.layers = _layers_of_gpt(net, options.value_bytes) if of_gpt else _layers_of(net)
         self.gradient_bytes = options.value_bytes if of_gpt else 4
         # with recomputation a step has four forward passes instead of three
         self.flops_per_s = machine.flops_per_s * (3 / 4 if options.recompute else 1)
-        self._stages: dict[tuple[int, int], list[list[tuple[_Layer, int]]]] = {}
 
     def sides(self) -> list[tuple[int, int, int, int, int]]:
         """List the layouts that divide net and batch: data, tensor, pipeline, context, experts."""
@@ -324,30 +290,26 @@ class _Planner:
 
     def _runs(self, data: int, tensor: int, pipeline: int, context: int, experts: int) -> bool:
         """Whether the schedule exists for so many stages."""
+        options, samples = self.options, max(1, self.options.global_batch // data)
         if pipeline == 1:
             return True
-        options = self.options
-        samples = max(1, options.global_batch // data)
         if options.microbatches is None and samples % options.samples_per_microbatch:
             return False
-        return options.schedule != "interleaved" or (
-            self._microbatches(data, pipeline) % pipeline == 0
-        )
+        return options.schedule != "interleaved" or self._parts(data, pipeline) % pipeline == 0
 
-    def _microbatches(self, data: int, pipeline: int) -> int:
+    def _parts(self, data: int, pipeline: int) -> int:
+        """Microbatches of a copy."""
+        options, samples = self.options, max(1, self.options.global_batch // data)
         if pipeline == 1:
             return 1
-        samples = max(1, self.options.global_batch // data)
-        if self.options.microbatches is None:
-            return samples // self.options.samples_per_microbatch
-        return min(self.options.microbatches, samples)
+        return min(options.microbatches or samples // options.samples_per_microbatch, samples)
 
     def uniform(
         self, data: int, tensor: int, pipeline: int, context: int = 1, experts: int = 1
     ) -> ParallelLayout:
         """Predict a layout that treats all layers alike."""
         options, machine, samples = self.options, self.machine, self.options.global_batch / data
-        parts, copies = self._microbatches(data, pipeline), data * context
+        parts, copies = self._parts(data, pipeline), data * context
         shared = tensor * context  # ranks that share the work of a sample in a stage
         name, chunks = options.schedule, options.chunks
         if pipeline == 1:
@@ -359,17 +321,21 @@ class _Planner:
         reduced_s: dict[_Layer, float] = {}
         state: dict[_Layer, float] = {}
         for layer in dict.fromkeys(self.layers):
-            own_s = self._exchange_seconds(layer, samples / parts, tensor, context, experts)
-            sent_s[layer], reduced_s[layer], state[layer] = parts * own_s, 0.0, 0.0
-            expert_weights = layer.expert_weights / tensor / experts
-            every = [(layer.weights / tensor, copies, tensor)]
-            every += [(expert_weights, copies // experts, tensor * experts)]
-            for weights, ranks, stride in every:
-                link = machine.link(ranks, stride)
-                reduced_s[layer] += self._gradient_seconds(weights, ranks, link)
-                state[layer] += self._state_bytes(weights, ranks)
-        exchange_s = max(sum(n * sent_s[layer] for layer, n in stage) for stage in stages)
-        gradients_s = max(sum(n * reduced_s[layer] for layer, n in stage) for stage in stages)
+            sent_s[layer] = parts * self._exchange_seconds(
+                layer, samples / parts, tensor, context, experts
+            )
+            own, of_experts = layer.weights / tensor, layer.expert_weights / tensor / experts
+            reduced_s[layer] = self._gradient_seconds(own, copies, tensor)
+            reduced_s[layer] += self._gradient_seconds(
+                of_experts, copies // experts, tensor * experts
+            )
+            state[layer] = self._state_bytes(own, copies)
+            state[layer] += self._state_bytes(of_experts, copies // experts)
+
+        def slowest(seconds: dict[_Layer, float]) -> float:
+            return max(sum(n * seconds[layer] for layer, n in stage) for stage in stages)
+
+        exchange_s, gradients_s = slowest(sent_s), slowest(reduced_s)
         memory = 0.0
         for place, stage in enumerate(stages):
             held = pipeline_schedule.held(name, place, pipeline, parts, chunks) / parts
@@ -405,8 +371,7 @@ class _Planner:
             for tensor in _divisors(self.ranks):
                 data = self.ranks // tensor
                 own_s = self._exchange_seconds(layer, batch / data, tensor)
-                link = self.machine.link(data, tensor)
-                own_s += self._gradient_seconds(layer.weights / tensor, data, link)
+                own_s += self._gradient_seconds(layer.weights / tensor, data, tensor)
                 ways = [
                     (seconds + own_s + self._moving_seconds(layer.input_bytes, before, tensor), way)
                     for before, (seconds, way) in best.items()
@@ -428,12 +393,10 @@ class _Planner:
 
     def _cut(self, pipeline: int, chunks: int) -> list[list[tuple[_Layer, int]]]:
         """Balance the flops over stages; return the layers of each, equal ones with their count."""
-        if (pipeline, chunks) not in self._stages:
-            ends = partition([layer.flops for layer in self.layers], pipeline * chunks)
-            pieces = [self.layers[a:b] for a, b in pairwise([0, *ends])]
-            rows = [pieces[place::pipeline] for place in range(pipeline)]
-            self._stages[pipeline, chunks] = [[*Counter(chain(*row)).items()] for row in rows]
-        return self._stages[pipeline, chunks]
+        ends = partition([layer.flops for layer in self.layers], pipeline * chunks)
+        pieces = [self.layers[a:b] for a, b in pairwise([0, *ends])]
+        rows = [pieces[place::pipeline] for place in range(pipeline)]
+        return [[*Counter(chain(*row)).items()] for row in rows]
 
     def _moving_seconds(self, input_bytes: float, before: int, after: int) -> float:
         """An alltoall forward and back, where two layers in a row are shared differently."""
@@ -444,8 +407,8 @@ class _Planner:
         own *= 1 - min(before, after) / max(before, after)
         return 2 * (own / link.bytes_per_s + (self.ranks - 1) * link.latency_s)
 
-    def _gradient_seconds(self, weights: float, copies: int, link: Link) -> float:
-        nbytes = self.gradient_bytes * weights
+    def _gradient_seconds(self, weights: float, copies: int, stride: int) -> float:
+        nbytes, link = self.gradient_bytes * weights, self.machine.link(copies, stride)
         if not nbytes:
             return 0.0
         gathered_s = costs.allgather(nbytes, copies, link) if self.options.zero == 3 else 0.0
@@ -494,7 +457,6 @@ def _layers_of(net: Cost) -> list[_Layer]:
             found[-1] = last._replace(**more)
         # Flatten and similar layers pass their input on, and count no bytes
         before = layer.activation_bytes or before
-    require(net.trainable > 0, "net", "have trainable weights", net.name)
     return found
 
 

@@ -19,9 +19,7 @@ Source:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from itertools import combinations, product
 from math import prod
 from string import ascii_letters
 from typing import TYPE_CHECKING, Any
@@ -29,8 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide.collectives import allreduce
-from dlguide.collectives.agreement import agree_or_raise, require_equal
-from dlguide.errors import require, require_count, require_known
+from dlguide.errors import require, require_known
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -44,17 +41,12 @@ class RankMesh:
     Args:
         mesh: number of ranks along each dimension, such as "rows:2, cols:2" or a mapping.
 
-    Raises:
-        ValueError: on all ranks alike, when the grid differs or has another number of ranks.
     """
 
     def __init__(self, comm: Comm, mesh: str | Mapping[str, int]) -> None:
-        self.comm = comm
-        require_equal(comm, mesh=mesh)
-        with agree_or_raise(comm):
-            self.mesh = _counts(mesh, "mesh")
-            ranks = prod(self.mesh.values())
-            require(ranks == comm.size, "mesh", f"have {comm.size} ranks as `comm` has", ranks)
+        self.comm, self.mesh = comm, _counts(mesh)
+        ranks = prod(self.mesh.values())
+        require(ranks == comm.size, "mesh", f"have {comm.size} ranks as `comm` has", ranks)
         self.coordinates = _coordinates(self.mesh, comm.rank)
         self._along: dict[frozenset[str], Comm] = {}
 
@@ -84,10 +76,7 @@ class RankMesh:
 
 def copies_mesh(comm: Comm, copies: int) -> RankMesh:
     """Arrange the ranks in a grid "data", "model" of so many copies of a net; all must call."""
-    require_equal(comm, copies=copies)
-    with agree_or_raise(comm):
-        require_count(copies, "copies")
-        require(comm.size % copies == 0, "copies", f"divide the {comm.size} ranks", copies)
+    require(comm.size % copies == 0, "copies", f"divide the {comm.size} ranks", copies)
     return RankMesh(comm, {"data": copies, "model": comm.size // copies})
 
 
@@ -103,8 +92,7 @@ class MeshLayout:
 
     Raises:
         ValueError: when a name is unknown, a size does not divide, or one operation has two
-            dimensions along one dimension of the grid; with the nearest layout that works: the
-            fewest rules changed, and of these the one with the smallest parts.
+            dimensions along one dimension of the grid.
     """
 
     def __init__(
@@ -114,19 +102,18 @@ class MeshLayout:
         mesh: str | Mapping[str, int],
         rules: str | Mapping[str, str],
     ) -> None:
-        self.operations = [operations] if isinstance(operations, str) else list(operations)
-        self.sizes, self.mesh = _counts(sizes, "sizes"), _counts(mesh, "mesh")
-        self.rules = _pairs(rules, "rules")
+        self.sizes, self.mesh, self.rules = _counts(sizes), _counts(mesh), _pairs(rules)
         for name, along in self.rules.items():
             require_known(name, self.sizes, "rules")
-            require_known(along, self.mesh, "rules")
-        self._check(*self.operations)
+            ranks = self.mesh[require_known(along, self.mesh, "rules")]
+            must = f"divide {name} into {ranks} equal parts along {along}"
+            divides = self.sizes[name] % ranks == 0
+            require(divides, "rules", must, f"{name} of size {self.sizes[name]}")
+        for operation in [operations] if isinstance(operations, str) else operations:
+            self._check(operation)
 
     def slices(self, tensor: str, rank: int) -> tuple[slice, ...]:
         """Return the part of a tensor that a rank holds: a slice of each dimension."""
-        self._check(tensor)
-        ranks = prod(self.mesh.values())
-        require(rank in range(ranks), "rank", f"be a rank, 0 to {ranks - 1}", rank)
         here, found = _coordinates(self.mesh, rank), []
         for name, length in zip(_names(tensor), self.part_shape(tensor), strict=True):
             start = here[self.rules[name]] * length if name in self.rules else 0
@@ -145,49 +132,13 @@ class MeshLayout:
         summed = set(_names(equation)) - set(_names(equation.partition("->")[2]))
         return tuple(sorted(self.rules[name] for name in summed if name in self.rules))
 
-    def _check(self, *operations: str) -> None:
-        for operation in operations:
-            for tensor in operation.replace("->", ",").split(","):
-                for name in tensor.split():
-                    require_known(name, self.sizes, "operations")
-                    once = tensor.split().count(name) == 1
-                    require(once, "operations", f"name {name} once in a tensor", tensor.strip())
-        wrong = self._conflict(self.rules, operations)
-        if wrong:
-            nearest = ", ".join(f"{name}:{along}" for name, along in self._nearest(operations))
-            then = f'The nearest layout that works: "{nearest}".'
-            require(False, "rules", *wrong, then if nearest else "Only an empty layout works.")
-
-    def _conflict(
-        self, rules: Mapping[str, str], operations: Sequence[str]
-    ) -> tuple[str, Any] | None:
-        """Return what must hold and what came, for the first rule that cannot be followed."""
-        for name, along in rules.items():
-            if self.sizes[name] % self.mesh[along]:
-                must = f"divide {name} into {self.mesh[along]} equal parts along {along}"
-                return must, f"{name} of size {self.sizes[name]}"
-        for operation in operations:
-            for along in self.mesh:
-                both = [name for name in _names(operation) if rules.get(name) == along]
-                if len(both) > 1:
-                    must = f'divide one dimension of "{operation}" along {along} at most'
-                    return must, " and ".join(both)
-        return None
-
-    def _nearest(self, operations: Sequence[str]) -> list[tuple[str, str]]:
-        operations = list(dict.fromkeys([*self.operations, *operations]))
-        for changes in range(1, len(self.rules) + 1):
-            works = []
-            for names in combinations(reversed(self.rules), changes):
-                for choice in product((*self.mesh, None), repeat=changes):
-                    changed = {**self.rules, **dict(zip(names, choice, strict=True))}
-                    rules = {name: along for name, along in changed.items() if along}
-                    if self._conflict(rules, operations) is None:
-                        parts = prod(self.mesh[along] for along in rules.values())
-                        works.append((-parts, list(rules.items())))
-            if works:
-                return min(works, key=lambda each: each[0])[1]
-        return []
+    def _check(self, operation: str) -> None:
+        for name in _names(operation):
+            require_known(name, self.sizes, "operations")
+        for along in self.mesh:
+            both = [name for name in _names(operation) if self.rules.get(name) == along]
+            must = f'divide one dimension of "{operation}" along {along} at most'
+            require(len(both) < 2, "rules", must, " and ".join(both))
 
 
 def einsum(equation: str, *parts: np.ndarray, layout: MeshLayout, ranks: RankMesh) -> np.ndarray:
@@ -203,22 +154,10 @@ def einsum(equation: str, *parts: np.ndarray, layout: MeshLayout, ranks: RankMes
         ranks: the grid of `layout.mesh`; all must call.
 
     Raises:
-        ValueError: on all ranks alike, when the layout does not allow the product or a part has
-            another shape.
+        ValueError: on all ranks alike, when the layout does not allow the product.
     """
-    with agree_or_raise(ranks.comm):
-        require(ranks.mesh == layout.mesh, "ranks", f"be the mesh {layout.mesh}", ranks.mesh)
-        factors, arrow, result = equation.partition("->")
-        require(bool(arrow), "equation", 'have "->" before its result', equation)
-        over = layout.allreduced(equation)
-        tensors = [*factors.split(","), result]
-        free = set(result.split()) - set(_names(factors))
-        require(not free, "equation", "have all names of the result in a factor", equation)
-        fits = len(parts) == len(tensors) - 1
-        require(fits, "parts", f"be the {len(tensors) - 1} factors of {equation!r}", len(parts))
-        for tensor, part in zip(tensors, parts, strict=False):
-            must = f"have the shape {layout.part_shape(tensor)} for {tensor.strip()!r}"
-            require(part.shape == layout.part_shape(tensor), "parts", must, part.shape)
+    factors, _, result = equation.partition("->")
+    over, tensors = layout.allreduced(equation), [*factors.split(","), result]
     letter = dict(zip(_names(equation), ascii_letters, strict=False))
     *left, right = ("".join(letter[name] for name in _names(tensor)) for tensor in tensors)
     own = np.ascontiguousarray(np.einsum(f"{','.join(left)}->{right}", *parts, optimize=True))
@@ -240,21 +179,14 @@ def _names(operation: str) -> list[str]:
     return list(dict.fromkeys(operation.replace("->", " ").replace(",", " ").split()))
 
 
-def _pairs(given: str | Mapping[str, Any], argument: str) -> dict[str, Any]:
+def _pairs(given: str | Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(given, str):
         return dict(given)
-    texts = [each.strip() for each in given.split(",") if each.strip()]
-    pairs = dict(each.split(":") for each in texts if re.fullmatch(r"\w+:\w+", each))
-    good = len(pairs) == len(texts)
-    require(good, argument, 'be pairs such as "batch:rows, hidden:cols", each name once', given)
-    return pairs
+    return dict(pair.strip().split(":") for pair in given.split(",") if pair.strip())
 
 
-def _counts(given: str | Mapping[str, Any], argument: str) -> dict[str, int]:
-    return {
-        name: require_count(int(n) if str(n).isdecimal() else n, f"{argument}[{name}]")
-        for name, n in _pairs(given, argument).items()
-    }
+def _counts(given: str | Mapping[str, Any]) -> dict[str, int]:
+    return {name: int(count) for name, count in _pairs(given).items()}
 
 
 def _coordinates(mesh: Mapping[str, int], rank: int) -> dict[str, int]:

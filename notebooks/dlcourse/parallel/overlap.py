@@ -19,16 +19,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dlguide.collectives import allreduce
-from dlguide.collectives.agreement import agree_or_raise, clock_offset, require_equal
+from dlguide.collectives.agreement import agree_or_raise, clock_offset
 from dlguide.collectives.autotune import table_of
-from dlguide.collectives.buffers import segments
 from dlguide.collectives.communicator import require_threads
-from dlguide.errors import require, require_count, require_known, require_positive
+from dlguide.errors import require, require_known
 from dlguide.scaling import costs
 
 if TYPE_CHECKING:
@@ -121,31 +120,17 @@ def predict(
     computes: this assumes another core or a network card that does the work of the exchange.
 
     Args:
-        forward_s: time of each layer forward, from the input on.
-        backward_s: time of each layer backward, from the input on.
-        nbytes: gradient of each layer.
-        schedule: one of `SCHEDULES`.
+        forward_s: time of each layer forward, from the input on; `backward_s` and the bytes of the
+            gradients in the same order.
         bytes_per_s: speed of one link in one direction.
         slice_bytes: cut larger gradients into messages of at most this size, so that a layer of
             higher priority can overtake a large one; None does not cut. "end" never does.
-
-    Returns:
-        OverlapStep: its events; the backward pass starts at 0.
-
-    Raises:
-        ValueError: when the schedule is unknown or the lists do not fit.
 
     Source:
         Layer by layer: Awan et al., S-Caffe, PPoPP (2017). First layers first, in slices:
         Jayarajan et al., P3, MLSys (2019), arXiv:1905.03960.
     """
     require_known(schedule, SCHEDULES, "schedule")
-    require_count(ranks, "ranks")
-    require(len(nbytes) > 0, "nbytes", "hold at least one layer", list(nbytes))
-    for name, row in (("forward_s", forward_s), ("backward_s", backward_s), ("nbytes", nbytes)):
-        fits = len(row) == len(nbytes)
-        require(fits, name, f"hold one number for each of {len(nbytes)} layers", len(row))
-        require(min(row) >= 0, name, "hold no negative number", list(row))
     link = costs.Link(latency_s, bytes_per_s)
     seconds = partial(costs.allreduce, "ring", workers=ranks, link=link)
     backward, now = [], 0.0
@@ -179,7 +164,6 @@ def split_by_layer(cost: Cost, step_s: float) -> tuple[list[float], list[float],
     Returns:
         tuple: forward times (s), backward times (s) and gradient sizes (bytes), for `predict`.
     """
-    require_positive(step_s, "step_s")
     flops, nbytes = [0.0], []
     for layer in cost.layers:
         if layer.trainable:
@@ -190,27 +174,6 @@ def split_by_layer(cost: Cost, step_s: float) -> tuple[list[float], list[float],
     require(bool(nbytes), "cost", "have a layer that is trained", cost.name)
     forward_s = [step_s * each / sum(flops) / 3 for each in flops]
     return forward_s, [2 * each for each in forward_s], nbytes
-
-
-class LayeredNet(Protocol):
-    """A net as `BucketedOverlap` needs it: a sequence of layers, each with its own gradient."""
-
-    sizes: list[int]  # weights of each layer, at least one
-    dtype: str  # of all gradients
-    loss: float  # sum over the samples of the last batch
-    kinds: list[str]  # describe what must be equal on all ranks
-
-    def begin(self, images: Any, labels: Any) -> int:
-        """Take a batch and return its number of samples; raises a ValueError if it does not fit."""
-
-    def forward(self, layer: int) -> None:
-        """Compute one layer forward, from 0 on."""
-
-    def backward(self, layer: int, gradient: np.ndarray) -> None:
-        """Compute one layer backward and write the sum over samples of its gradient."""
-
-    def update(self, layer: int, gradient: np.ndarray) -> None:
-        """Change the weights of one layer by the mean gradient of all samples."""
 
 
 class BucketedOverlap:
@@ -224,35 +187,23 @@ class BucketedOverlap:
     batches may differ in size. Every rank must call, with its own part of the batch, and the nets
     must start with equal weights.
 
-    Batch normalisation sees the rank's own samples only; dropout masks differ between ranks.
-
     Args:
-        net: the same on all ranks.
+        net: the same on all ranks: layers that compute forward, backward and update one by one, as
+            those of `waiting_ranks.SleepingLayers`.
         schedule: a key of `SCHEDULES`.
-        slice_bytes: largest message of a layer; None for one message per layer.
 
     Raises:
-        ValueError: on all ranks alike, when arguments or nets differ, or MPI allows no threads.
+        ValueError: on all ranks alike, when schedules or nets differ, or MPI allows no threads.
 
     Source:
         Awan et al., S-Caffe, PPoPP (2017): gradients of a layer travel while the next is computed.
     """
 
-    def __init__(
-        self,
-        net: LayeredNet,
-        comm: Comm,
-        schedule: str = "overlapped",
-        slice_bytes: int | None = None,
-    ) -> None:
-        require_equal(
-            comm, schedule=schedule, slice_bytes=slice_bytes, layers=(net.kinds, net.dtype)
-        )
-        with agree_or_raise(comm):
+    def __init__(self, net: Any, comm: Comm, schedule: str = "overlapped") -> None:
+        in_thread = schedule in ("overlapped", "priority")
+        with agree_or_raise(comm, {"schedule": schedule, "layers": (net.kinds, net.dtype)}):
             require_known(schedule, SCHEDULES, "schedule")
-            if slice_bytes is not None:
-                require_count(slice_bytes, "slice_bytes")
-            if schedule in ("overlapped", "priority"):
+            if in_thread:
                 require_threads()
         self.net, self.comm, self.schedule = net, comm, schedule
         self.steps: list[OverlapStep] = []
@@ -263,18 +214,14 @@ class BucketedOverlap:
         self._flat = np.zeros(ends[-1], net.dtype)
         self._rows = np.split(self._flat, ends[:-1])
         self._pending: set[int] = set()
-        self._cut = [_sliced(row, slice_bytes) for row in self._rows]
-        self._closed = False
         self._thread: BackgroundAllreduce | None = None
-        if schedule in ("overlapped", "priority"):
-            priority = schedule == "priority"
-            self._thread = BackgroundAllreduce(comm, self._cut, priority, self._now)
+        if in_thread:
+            self._thread = BackgroundAllreduce(comm, self._rows, schedule == "priority", self._now)
 
     def step(self, images: Any, labels: Any) -> float:
         """Train on one batch and return its mean loss on this rank; every rank must call."""
         net, layers = self.net, range(len(self._rows))
         with agree_or_raise(self.comm):
-            require(not self._closed, "trainer", "be open", "closed", "Make another one.")
             samples = net.begin(images, labels)
             require(samples > 0, "images", "hold at least one sample", samples)
         for layer in layers:
@@ -289,8 +236,7 @@ class BucketedOverlap:
             if self._thread is not None:
                 self._thread.submit(layer)
             elif self.schedule == "layerwise":
-                for piece in self._cut[layer]:
-                    self._timed(EXCHANGE, layer, self._sum, piece)
+                self._timed(EXCHANGE, layer, self._sum, row)
         if self.schedule == "end":
             self._timed(EXCHANGE, None, self._sum, self._flat)
         return net.loss / samples
@@ -305,7 +251,6 @@ class BucketedOverlap:
 
     def close(self, wait: bool = True) -> None:
         """End the thread that exchanges; every rank must call."""
-        self._closed = True
         if self._thread is not None:
             self._thread.close(wait)
 
@@ -349,7 +294,7 @@ class BucketedOverlap:
 
 
 def measure(
-    make: Callable[[], LayeredNet],
+    make: Callable[[], Any],
     comm: Comm,
     images: Any,
     labels: Any = None,
@@ -357,21 +302,13 @@ def measure(
     repeats: int = 9,
     warmup: int = 3,
 ) -> dict[str, tuple[OverlapStep, ...]]:
-    """Train with each schedule in turn and return the times of its steps; every rank must call.
+    """Train with each schedule in turn and return this rank's steps; every rank must call.
 
     Args:
         make: returns the net, with the same weights each time.
         images: this rank's samples, the same batch in every step.
         repeats: steps that are returned, after `warmup` others.
-
-    Returns:
-        dict: for each schedule this rank's steps.
-
-    Raises:
-        ValueError: as `BucketedOverlap` does.
     """
-    require_count(repeats, "repeats")
-    require_count(warmup, "warmup", least=0)
     found = {}
     for name in schedules:
         comm.Barrier()
@@ -384,25 +321,25 @@ def measure(
 
 
 class BackgroundAllreduce:
-    """Sums the pieces of layers over all ranks, one after the other, in a separate thread.
+    """Sums the arrays of layers over all ranks, one after the other, in a separate thread.
 
     With priorities the ranks could choose differently, and sums would be mixed up: so rank 0 takes
-    the next piece of its ready layer nearest to the input and broadcasts which; the others wait
-    until they have that layer. They will, because computing never waits for a later layer.
+    its ready layer nearest to the input and broadcasts which; the others wait until they have that
+    layer. They will, because computing never waits for a later layer.
     """
 
     def __init__(
         self,
         comm: Comm,
-        pieces: Sequence[Sequence[np.ndarray]],
+        arrays: Sequence[np.ndarray],
         priority: bool,
         now: Callable[[], float] = perf_counter,
     ) -> None:
-        self.comm, self.pieces, self.priority, self.now = comm.Dup(), pieces, priority, now
+        self.comm, self.arrays, self.priority, self.now = comm.Dup(), arrays, priority, now
         self.table = table_of(self.comm)
         self.intervals: list[TraceEvent] = []
         self.error: BaseException | None = None
-        self._waiting: dict[int, list[np.ndarray]] = {}  # by layer, the first to be ready first
+        self._waiting: list[int] = []  # layers, the first to be ready first
         self._closing = False
         self._changed = threading.Condition()
         # a daemon: a rank that fails must end without waiting for messages
@@ -412,22 +349,22 @@ class BackgroundAllreduce:
     def submit(self, layer: int) -> None:
         """Queue a layer whose gradient is ready; returns at once."""
         with self._changed:
-            self._waiting[layer] = list(self.pieces[layer])
+            self._waiting.append(layer)
             self._changed.notify_all()
 
     def wait_for(self, layer: int) -> None:
-        """Wait until no piece of a layer is queued or in flight."""
+        """Wait until a layer is neither queued nor in flight."""
         with self._changed:
             self._changed.wait_for(lambda: self.error is not None or layer not in self._waiting)
         if self.error is not None:
             raise RuntimeError(f"The exchange of gradients failed: {self.error}") from self.error
 
     def close(self, wait: bool = True) -> None:
-        """End the thread when all pieces have been summed; every rank must call."""
+        """End the thread when all layers have been summed; every rank must call."""
         with self._changed:
-            again, self._closing = self._closing, True
+            self._closing = True
             self._changed.notify_all()
-        if wait and not again:
+        if wait:
             self._thread.join()
             if self.error is None:
                 self.comm.Free()
@@ -435,14 +372,12 @@ class BackgroundAllreduce:
     def _run(self) -> None:
         try:
             while (layer := self._next()) != _NONE:
-                pieces, start_s = self._waiting[layer], self.now()
-                allreduce(pieces[0], self.comm, table=self.table, check=False)
+                start_s = self.now()
+                allreduce(self.arrays[layer], self.comm, table=self.table, check=False)
                 done = TraceEvent(EXCHANGE, layer, start_s, self.now())
                 with self._changed:
                     self.intervals.append(done)
-                    pieces.pop(0)
-                    if not pieces:
-                        del self._waiting[layer]
+                    self._waiting.remove(layer)
                     self._changed.notify_all()
         except BaseException as error:
             with self._changed:
@@ -450,12 +385,12 @@ class BackgroundAllreduce:
                 self._changed.notify_all()
 
     def _next(self) -> int:
-        """Choose the layer whose next piece is summed, on all ranks the same; `_NONE` ends."""
+        """Choose the layer that is summed next, on all ranks the same; `_NONE` ends."""
         layer = np.array([_NONE])
         if not self.priority or self.comm.rank == 0:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closing)
-                ready = sorted(self._waiting) if self.priority else list(self._waiting)
+                ready = sorted(self._waiting) if self.priority else self._waiting
                 layer[0] = (ready or [_NONE])[0]
         if self.priority:
             self.comm.Bcast(layer)
@@ -465,9 +400,7 @@ class BackgroundAllreduce:
 
 
 def _slices(nbytes: int, slice_bytes: int | None) -> list[int]:
-    if slice_bytes is None:
-        return [nbytes]
-    size = require_count(slice_bytes, "slice_bytes")
+    size = slice_bytes or max(nbytes, 1)
     return [min(size, nbytes - start) for start in range(0, nbytes, size)] or [0]
 
 
@@ -481,11 +414,3 @@ def _sent(ready: Sequence[tuple[float, Any, float]], priority: bool) -> list[Tra
         left.remove(chosen)
         sent.append(TraceEvent(EXCHANGE, chosen[1], now, now := now + chosen[2]))
     return sent
-
-
-def _sliced(row: np.ndarray, slice_bytes: int | None) -> list[np.ndarray]:
-    """Cut a layer's gradient; the number of samples behind it goes with the last slice."""
-    if slice_bytes is None:
-        return [row]
-    cut = segments(row[:-1], slice_bytes)
-    return [*cut[:-1], row[row.size - 1 - cut[-1].size :]]

@@ -16,7 +16,7 @@ The modes differ only in when a server answers:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ import numpy as np
 
 from dlguide.collectives import allreduce_ring, broadcast_tree, parts
 from dlguide.collectives.agreement import require_equal_buffers
-from dlguide.errors import require, require_count, require_known
+from dlguide.errors import require, require_known
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -91,26 +91,27 @@ def train(
     Returns:
         tuple: the final weights, the same on all ranks, and what this rank did.
 
-    Raises:
-        ValueError: when the arguments do not fit the ranks; on all ranks alike when weights or
-            arguments differ.
-
     Source:
         Li et al., OSDI (2014): servers; Ho et al., NIPS (2013): bounded staleness; Chen et al.,
         arXiv:1604.00981: backup workers; the survey of frameworks, introduction: groups.
     """
-    workers = comm.size - require_count(servers, "servers")
+    workers, join_s = comm.size - servers, join_s or {}
     each = (steps,) * workers if np.ndim(steps) == 0 else tuple(steps)
-    config = ServerConfig(mode, servers, bound, leave_out, group, each, tuple(sorted(join_s or {})))
-    config.check(comm.size)
-    require_equal_buffers(comm, weights, config=config)
+    require_known(mode, MODES, "mode")
+    require(workers > 0, "servers", f"leave a worker among the {comm.size} ranks", servers)
+    # the other modes wait for absent workers, a group for its members
+    alike = (mode == "asynchronous" and group == 1) or (not join_s and len(set(each)) == 1)
+    must = "be equal for all workers, who all begin at once, unless asynchronous and without groups"
+    require(alike, "steps", must, each)
+    asked = {"mode": mode, "servers": servers, "bound": bound, "leave_out": leave_out}
+    require_equal_buffers(comm, weights, **asked, group=group, steps=each, joining=[*join_s])
     # the workers of a group sum among themselves; the servers' own group is not used
     team = comm.Split(comm.rank // group if comm.rank < workers else comm.size, comm.rank)
     started = perf_counter()
     current = np.array(weights)
     if comm.rank < workers:
-        worker = _Worker(comm, config, workers, team)
-        if comm.rank in (join_s or {}):
+        worker = _Worker(comm, servers, team)
+        if comm.rank in join_s:
             sleep(join_s[comm.rank])
             worker.announce(_JOINS)
             worker.receive(current)
@@ -121,7 +122,8 @@ def train(
             worker.announce(_LEAVES)
         record = {"role": "worker", "sent": worker.sent, "waited_s": worker.waited_s}
     else:
-        record = _serve(comm, config, workers, update, parts(current, servers)[comm.rank - workers])
+        pending = PendingGradients(range(0, workers, group), mode, bound, leave_out, max(each))
+        record = _serve(comm, pending, update, parts(current, servers)[comm.rank - workers])
     comm.Barrier()
     # every rank ends with the same weights, the servers' parts put together
     for place, part in enumerate(parts(current, servers)):
@@ -155,15 +157,9 @@ def train_one_sided(
 
     Returns:
         tuple: the final weights, the same on all ranks, and the number of updates (count).
-
-    Raises:
-        ValueError: when there is no worker or no such server, or ranks differ.
     """
     from mpi4py import MPI
 
-    require(comm.size > 1, "comm", "have a rank beside the server", comm.size, "Start more ranks.")
-    require(server in range(comm.size), "server", f"be a rank, 0 to {comm.size - 1}", server)
-    require_count(steps, "steps")
     require_equal_buffers(comm, weights, steps=steps, server=server)
     here = comm.rank == server
     # the number of updates, then the weights: both are aligned
@@ -205,9 +201,6 @@ def proportional_shards(samples: int, speeds: Sequence[float]) -> list[int]:
     Each shard is the exact share rounded down or up; those with the largest remainders are
     rounded up. A server weighs each gradient by its samples, so the update is that of the batch.
 
-    Raises:
-        ValueError: when a speed is not above 0, or there are fewer samples than workers.
-
     Source:
         The survey of frameworks, 1.5.4: MXNet's static load balancing.
 
@@ -215,9 +208,6 @@ def proportional_shards(samples: int, speeds: Sequence[float]) -> list[int]:
     [60, 60, 30]
     """
     speed = np.asarray(speeds, float)
-    require_count(samples, "samples", least=max(speed.size, 1))
-    valid = speed.ndim == 1 and speed.size > 0 and np.all(np.isfinite(speed) & (speed > 0))
-    require(bool(valid), "speeds", "be a list of numbers above 0", speeds)
     exact = samples * speed / speed.sum()
     parts = np.floor(exact).astype(int)
     largest_first = np.argsort(-(exact - parts), kind="stable")
@@ -243,8 +233,6 @@ def backup_workers(step_s: np.ndarray) -> int:
     1
     """
     times = np.asarray(step_s, float)
-    valid = times.ndim == 2 and times.size > 0 and np.all(np.isfinite(times) & (times > 0))
-    require(bool(valid), "step_s", "be a table of times above 0, a row for each step", step_s)
     waiting_for = np.arange(1, times.shape[1] + 1)
     per_s = waiting_for / np.sort(times, axis=1).mean(axis=0)
     # of equally good ones the one with the most gradients
@@ -252,59 +240,16 @@ def backup_workers(step_s: np.ndarray) -> int:
     return int(times.shape[1] - waiting_for[best])
 
 
-@dataclass(frozen=True)
-class ServerConfig:
-    """How servers answer, and which workers take part; the arguments of `train`."""
-
-    mode: str
-    servers: int
-    bound: int
-    leave_out: int
-    group: int
-    steps: tuple[int, ...]
-    joining: tuple[int, ...] = ()
-
-    def check(self, ranks: int) -> None:
-        """Check the configuration for a number of ranks, before any message."""
-        require_known(self.mode, MODES, "mode")
-        require_count(self.servers, "servers")
-        require_count(self.bound, "bound", least=0)
-        require_count(self.leave_out, "leave_out", least=0)
-        require_count(self.group, "group")
-        must = f"leave a worker among the {ranks} ranks"
-        require(self.servers < ranks, "servers", must, self.servers, "Start more ranks.")
-        workers = ranks - self.servers
-        groups, joining = -(-workers // self.group), list(self.joining)
-        # the other modes wait for absent workers, a group for its members
-        free, only = self.mode == "asynchronous" and self.group == 1, "the mode is asynchronous"
-        for name, value, right, must in (
-            ("leave_out", self.leave_out, self.leave_out < groups,
-             f"be below the {groups} that answer in a step"),
-            ("leave_out", self.leave_out, self.leave_out == 0 or self.mode == "synchronous",
-             "be 0 unless the mode is synchronous"),
-            ("steps", self.steps, len(self.steps) == workers,
-             f"be one number, or one for each of the {workers} workers"),
-            ("join_s", joining, set(joining) <= set(range(workers)),
-             f"name workers from 0 to {workers - 1}"),
-            ("steps", self.steps, free or len(set(self.steps)) == 1,
-             f"be equal for all workers unless {only} and group is 1"),
-            ("join_s", joining, free or not joining, f"be empty unless {only} and group is 1"),
-        ):  # fmt: skip
-            require(right, name, must, value)
-        for steps in self.steps:
-            require_count(steps, "steps")
-
-
 class PendingGradients:
     """Gradients that have arrived, and workers without an answer: the rule of each mode."""
 
-    def __init__(self, leaders: list[int], config: ServerConfig) -> None:
-        self.leaders = set(leaders)
-        self.mode, self.bound = config.mode, config.bound
-        self.needed = len(leaders) - config.leave_out
-        self.steps = max(config.steps)
+    def __init__(
+        self, leaders: Iterable[int], mode: str, bound: int, leave_out: int, steps: int
+    ) -> None:
+        self.leaders, self.mode, self.bound, self.steps = set(leaders), mode, bound, steps
+        self.needed = len(self.leaders) - leave_out
         # how many gradients a worker has sent: its clock
-        self.clock = dict.fromkeys(leaders, 0)
+        self.clock = dict.fromkeys(self.leaders, 0)
         self.unanswered: set[int] = set()
         self.gathered: dict[int, dict[int, _Arrived]] = {}
         self.done_steps = 0
@@ -320,10 +265,6 @@ class PendingGradients:
             self.left_out += 1
         else:
             self.gathered.setdefault(step, {})[worker] = (version, samples, gradient)
-
-    def finished(self, worker: int) -> None:
-        """Remove a worker that sends no more."""
-        self.leaders.discard(worker)
 
     def ready_updates(self) -> Iterator[list[_Arrived]]:
         """Yield the gradients of each update that is possible now, in the order of workers."""
@@ -353,9 +294,9 @@ class PendingGradients:
 class _Worker:
     """One worker, or the leader of a group of them."""
 
-    def __init__(self, comm: Comm, config: ServerConfig, workers: int, team: Comm) -> None:
-        self.comm, self.team, self.workers, self.servers = comm, team, workers, config.servers
-        self.versions = [0] * config.servers
+    def __init__(self, comm: Comm, servers: int, team: Comm) -> None:
+        self.comm, self.team, self.servers, self.workers = comm, team, servers, comm.size - servers
+        self.versions = [0] * servers
         self.sent, self.waited_s = 0, 0.0
 
     def step(self, gradient: np.ndarray, samples: int, step: int, current: np.ndarray) -> None:
@@ -400,12 +341,11 @@ class _Worker:
 
 
 def _serve(
-    comm: Comm, config: ServerConfig, workers: int, update: Update, part: np.ndarray
+    comm: Comm, pending: PendingGradients, update: Update, part: np.ndarray
 ) -> dict[str, Any]:
     """Answer for this server's part of the weights until every worker has finished."""
     from mpi4py import MPI
 
-    pending = PendingGradients(list(range(0, workers, config.group)), config)
     updates, sent = 0, 0
     staleness: list[int] = []
     while pending.leaders:
@@ -413,7 +353,7 @@ def _serve(
         comm.Recv(head, MPI.ANY_SOURCE, _HEAD, status)
         worker, (step, version, samples) = status.Get_source(), head.tolist()
         if step == _LEAVES:
-            pending.finished(worker)
+            pending.leaders.discard(worker)
         elif step != _JOINS:
             gradient = np.empty_like(part)
             comm.Recv(gradient, worker, _GRADIENT)

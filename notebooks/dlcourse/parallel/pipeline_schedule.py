@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from dlguide.errors import require, require_count, require_known, require_positive
+from dlguide.errors import require, require_known
 
 FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
 
@@ -139,29 +139,18 @@ def order(name: str, stage: int, stages: int, microbatches: int, chunks: int = 1
         chunks: pieces of the net on each stage; at least 2 for "interleaved", 1 for the others.
 
     Raises:
-        ValueError: when the name is unknown, a number is out of range, or the microbatches of
-            "interleaved" do not divide into groups of one for each stage.
+        ValueError: when the name is unknown, or the microbatches of "interleaved" do not divide
+            into groups of one for each stage.
     """
-    require_schedule(name, stages, microbatches, chunks)
-    require(stage in range(stages), "stage", f"be 0 to {stages - 1}", stage)
-    more = (chunks,) if name == "interleaved" else ()
-    return ORDERS[name](stage, stages, microbatches, *more)
-
-
-def require_schedule(name: str, stages: int, microbatches: int, chunks: int) -> None:
-    """Check that there is such a schedule."""
     require_known(name, ORDERS, "schedule")
-    require_count(stages, "stages")
-    require_count(microbatches, "microbatches")
-    require_count(chunks, "chunks")
     if name != "interleaved":
         then = 'Take `schedule="interleaved"`.'
         require(chunks == 1, "chunks", f"be 1 with the schedule {name}", chunks, then)
-        return
-    require(chunks > 1, "chunks", "be at least 2", chunks, 'With 1 it is "1f1b".')
+        return ORDERS[name](stage, stages, microbatches)
     nearest = max(1, round(microbatches / stages)) * stages
     must, then = f"be a multiple of the {stages} stages", f"The nearest: {nearest}."
     require(microbatches % stages == 0, "microbatches", must, microbatches, then)
+    return interleaved(stage, stages, microbatches, chunks)
 
 
 def predict(
@@ -187,18 +176,14 @@ def predict(
 
     Returns:
         tuple: all cells, stage by stage, each stage's in order.
-
-    Raises:
-        ValueError: when the name is unknown or a number is out of range.
     """
     orders = [order(name, stage, stages, microbatches, chunks) for stage in range(stages)]
-    forward, backward = _each(forward_s, stages), _each(backward_s, stages)
-    seconds = {FORWARD: forward, BACKWARD: backward}
+    seconds = {FORWARD: _each(forward_s, stages), BACKWARD: _each(backward_s, stages)}
     if name == "zb-h1":
-        later = [s / 2 for s in backward] if weights_s is None else _each(weights_s, stages)
-        before = [whole - part for whole, part in zip(backward, later, strict=True)]
-        require(min(before) >= 0, "weights_s", "be at most `backward_s`", weights_s)
-        seconds |= {BACKWARD: before, WEIGHTS: later}
+        whole = seconds[BACKWARD]
+        later = [s / 2 for s in whole] if weights_s is None else _each(weights_s, stages)
+        seconds[BACKWARD] = [total - part for total, part in zip(whole, later, strict=True)]
+        seconds[WEIGHTS] = later
     seconds = {kind: [each / chunks for each in row] for kind, row in seconds.items()}
     return simulate(orders, seconds, message_s)
 
@@ -216,10 +201,6 @@ def simulate(
     Args:
         orders: the work of each stage in its order.
         seconds: for each kind, the time of one piece on each stage; or (stage, work) -> time.
-        message_s: time of a message from one stage to another.
-
-    Returns:
-        tuple: all cells, stage by stage, each stage's in order.
 
     Raises:
         ValueError: when stages wait for each other and none can go on.
@@ -280,15 +261,12 @@ def bubble(
     >>> bubble(2, 8) == 1 / 9, bubble(4, 8, "interleaved", 3) == 3 / 27, bubble(4, 8, "zb-h1")
     (True, True, 0.1111111111111111)
     """
-    require_schedule(name, stages, microbatches, chunks)
-    round_s = require_positive(forward_s, "forward_s") + require_positive(backward_s, "backward_s")
+    round_s = forward_s + backward_s
     wait_s = (stages - 1) * round_s / chunks
     if name == "zb-h1":
         weights_s = backward_s / 2 if weights_s is None else weights_s
-        require(0 <= weights_s <= backward_s, "weights_s", "be at most `backward_s`", weights_s)
         inputs_s = backward_s - weights_s
-        longest_s = max(forward_s, inputs_s, forward_s + inputs_s - weights_s)
-        wait_s = (stages - 1) * longest_s
+        wait_s = (stages - 1) * max(forward_s, inputs_s, forward_s + inputs_s - weights_s)
     return wait_s / (microbatches * round_s + wait_s)
 
 
@@ -313,7 +291,6 @@ def idle_share(cells: Iterable[PipelineCell]) -> float:
     Messages, unequal stages and all other delays count as idle.
     """
     cells = list(cells)
-    require(bool(cells), "cells", "hold at least one cell", cells)
     stages = len({cell.stage for cell in cells})
     span_s = max(cell.end_s for cell in cells) - min(cell.start_s for cell in cells)
     return 1.0 - sum(cell.seconds for cell in cells) / (stages * span_s) if span_s else 0.0
@@ -350,7 +327,4 @@ def _needs(work: Work, stage: int, stages: int, last: int) -> list[tuple[str, in
 
 
 def _each(seconds: float | Sequence[float], stages: int) -> list[float]:
-    if isinstance(seconds, int | float):
-        return [float(seconds)] * stages
-    require(len(seconds) == stages, "forward_s", f"have {stages} times", list(seconds))
-    return list(seconds)
+    return [float(seconds)] * stages if isinstance(seconds, int | float) else list(seconds)

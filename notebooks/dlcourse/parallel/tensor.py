@@ -97,13 +97,12 @@ class TensorParallelModel:
     copy takes its part of the batch. All ranks must call, with the same images. `sent` lists the
     messages of the last step: direction, collective, and bytes of the array.
 
-    Supports Dense, Conv2D, Flatten, layers that treat each channel separately, and Dropout with a
-    rate of 0.
+    Supports Dense and Conv2D with a bias and without groups, dilation and softmax, Flatten, layers
+    that treat each channel separately, and Dropout with a rate of 0.
 
     Args:
         model: a sequential Keras model that returns logits, equal on all ranks.
-        rate: learning rate of SGD.
-        momentum: of SGD.
+        rate: learning rate of SGD, which has this `momentum`.
         copies: nets side by side (count); the ranks of a copy are neighbours.
             Several copies of several ranks make communicators, which `mesh.free()` frees.
 
@@ -127,14 +126,9 @@ class TensorParallelModel:
         self.sent: list[tuple[str, str, int]] = []
         with agree_or_raise(comm):
             self._cut()
-        self.velocities = [
-            np.zeros(part.shape, part.dtype.as_numpy_dtype) for part in self.variables
-        ]
-
-    @property
-    def variables(self) -> list[Any]:
-        """This rank's parts, kernel and bias of each layer in order."""
-        return [part for layer in self.parts.values() for part in layer]
+        # this rank's parts, kernel and bias of each layer in order
+        self.variables = [part for parts in self.parts.values() for part in parts]
+        self.velocities = [np.zeros_like(part.numpy()) for part in self.variables]
 
     @property
     def weight_bytes(self) -> int:
@@ -210,7 +204,6 @@ class TensorParallelModel:
         for layer in self.layers:
             kind, everything = type(layer).__name__, (slice(None),)
             if kind in ("Dense", "Conv2D"):
-                _require_plain(layer)
                 kernel, bias = (np.asarray(weight) for weight in layer.weights)
                 if own is None:
                     units = f"units of {layer.name}"
@@ -229,12 +222,3 @@ class TensorParallelModel:
                 fits = kind in _BY_CHANNEL or (kind == "Dropout" and layer.rate == 0)
                 then = "Build the net without it."
                 require(fits, "model", "be made of layers that can be cut", layer.name, then)
-
-
-def _require_plain(layer: Any) -> None:
-    plain = layer.use_bias and layer.activation.__name__ != "softmax"
-    if type(layer).__name__ == "Conv2D":
-        plain = plain and layer.groups == 1 and set(layer.dilation_rate) == {1}
-        plain = plain and len(set(layer.strides)) == 1 and layer.data_format == "channels_last"
-    must = "have plain layers: bias, one stride, no groups, no dilation, channels last, no softmax"
-    require(plain, "model", must, layer.name)
