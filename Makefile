@@ -88,7 +88,7 @@ distclean: clean  ## remove .venv too
 .venv/packages: pyproject.toml notebooks/pyproject.toml constraints.txt $(ANEW)
 	@if [ -n "$(ANEW)" ]; then sh .ci/make_venv "$(PYTHON)"; fi
 	@$(BIN)/python -I .ci/watched $(if $(ANEW),--remove) .venv \
-		$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]' -e notebooks
+		$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[tensorflow,data,plots,test]' -e notebooks
 	@printf '%s' "$(CURDIR)" > $@
 
 .venv/docs: .venv/horovod
@@ -96,7 +96,7 @@ distclean: clean  ## remove .venv too
 	@touch $@
 
 .venv/pytorch: .venv/horovod
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[pytorch]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[torch]'
 	@touch $@
 
 # It replaces the Horovod that `make setup` has installed.

@@ -51,9 +51,10 @@ def constraints(python):
 
 
 EXTRAS = PROJECT["optional-dependencies"]
+SET_UP = ("tensorflow", "data", "plots", "test", "docs")  # what `make` installs
 DEPENDENCIES = [
     *map(Requirement, PROJECT["dependencies"] + COURSE["dependencies"]),
-    *map(Requirement, EXTRAS["test"] + EXTRAS["docs"]),
+    *(Requirement(line) for extra in SET_UP for line in EXTRAS[extra]),
 ]
 
 
@@ -63,7 +64,7 @@ DEPENDENCIES = [
 @pytest.mark.parametrize("python", PYTHONS)
 def test_every_dependency_is_pinned_to_a_version_that_it_allows(python):
     pins = constraints(python)
-    for needed in [*DEPENDENCIES, *map(Requirement, EXTRAS["pytorch"])]:
+    for needed in [*DEPENDENCIES, *map(Requirement, EXTRAS["torch"] + EXTRAS["jax"])]:
         pin = pins[normal(needed.name)]
         version = str(pin.specifier).removeprefix("==")
         assert needed.specifier.contains(version), f"{pin} is not {needed}"
@@ -72,10 +73,10 @@ def test_every_dependency_is_pinned_to_a_version_that_it_allows(python):
 def test_every_installed_package_is_pinned():
     # What the test environment holds came through the constraints, so nothing may be left out.
     pins = constraints(f"3.{sys.version_info.minor}")
-    drawn = {normal(name) for extra in ("test", "docs") for name in _closure("dlguide", extra)}
+    drawn = {normal(name) for extra in SET_UP for name in _closure("dlguide", extra)}
     if importlib.util.find_spec("torch"):
         # what PyTorch's builds for GPUs bring along is theirs to choose
-        optional = {normal(name) for name in _closure("dlguide", "pytorch")}
+        optional = {normal(name) for name in _closure("dlguide", "torch")}
         drawn |= {name for name in optional if not name.startswith(("cuda", "nvidia", "triton"))}
     for name in sorted(drawn - {"dlguide", "horovod"}):
         assert name in pins, f"{name} is not pinned"

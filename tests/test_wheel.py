@@ -4,10 +4,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+from dlguide.errors import EXTRAS
 
 ROOT = Path(__file__).resolve().parents[1]
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
@@ -76,7 +80,7 @@ assert not [name for name in ("tensorflow", "mpi4py", "matplotlib") if name in s
 try:
     datasets.load("mnist")
 except MissingComponentError as error:
-    assert "DLGUIDE_DATA" in str(error), error
+    assert "`dlguide data fetch mnist`" in str(error), error
 else:
     raise SystemExit("MNIST was found")
 
@@ -94,6 +98,96 @@ print("accuracy", result.test_accuracy[-1])
 
 def test_a_researcher_trains_on_arrays_of_their_own(installed, tmp_path):
     assert "accuracy" in installed("-c", OWN_ARRAYS, installed.target, cwd=tmp_path)
+
+
+BLOCKED = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith({missing!r}):
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+"""
+WITHOUT_EXTRAS = """
+import numpy as np
+from dlguide.cluster import Cluster
+from dlguide.errors import MissingComponentError
+
+def summed(comm):
+    return float(comm.allreduce(np.arange(4.0) * (comm.rank + 1)).sum())
+
+def trained(comm):
+    from dlguide import fit
+    fit("mlp")
+
+with Cluster(ranks=2) as cluster:
+    assert cluster.run(summed) == [18.0, 18.0]
+    try:
+        cluster.run(trained)
+    except Exception as error:
+        assert "pip install 'dlguide[tensorflow]'" in str(error), error
+
+def build():
+    from dlguide import models
+    models.build("mlp")
+
+def draw():
+    from dlguide.plots.figures import figure
+    figure()
+
+def fetch():
+    from dlguide.data import download
+    download.fetch_file("http://localhost/file", "file")
+
+def records():
+    import dlguide.data.formats
+
+def horovod():
+    import dlguide.horovod
+
+extras = {build: "tensorflow", draw: "plots", fetch: "data", records: "data"}
+for use, extra in {**extras, horovod: "tensorflow"}.items():
+    try:
+        use()
+    except MissingComponentError as error:
+        assert str(error).endswith(f"`pip install 'dlguide[{extra}]'`."), error
+    else:
+        raise SystemExit(f"{use.__name__} works without its extra")
+print("well")
+"""
+
+
+@pytest.fixture
+def bare(installed, tmp_path):
+    """Give a function that runs Python where no package of an extra can be imported."""
+    (tmp_path / "site").mkdir()
+    code = BLOCKED.format(missing=tuple(EXTRAS))
+    (tmp_path / "site" / "sitecustomize.py").write_text(code)
+    place = f"{tmp_path / 'site'}{os.pathsep}{installed.target}"
+
+    def python(*arguments):
+        return run([sys.executable, "-P", *arguments], tmp_path, PYTHONPATH=place)
+
+    return python
+
+
+def test_ranks_start_without_extras_and_what_needs_one_says_its_command(bare, tmp_path):
+    (tmp_path / "script.py").write_text(WITHOUT_EXTRAS)
+    assert bare("script.py") == "well\n"
+    assert "Usage" in bare("-m", "dlguide.cli", "--help")
+
+
+def test_required_packages_are_few_and_none_of_an_extra():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {Requirement(line).name for line in project["dependencies"]}
+    assert len(needed) <= 14
+    extras = project["optional-dependencies"]
+    brought = {extra: {Requirement(line).name for line in extras[extra]} for extra in extras}
+    for module, extra in EXTRAS.items():
+        name = module.replace("google.", "").replace("_crc32c", "-crc32c")
+        assert name in brought[extra] - needed
 
 
 def test_predict_reads_measured_points(installed, tmp_path):

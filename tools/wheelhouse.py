@@ -143,7 +143,8 @@ def requirements(pytorch: bool = False) -> list[str]:
     course = tomllib.loads((ROOT / "notebooks" / "pyproject.toml").read_text(encoding="utf-8"))
     extras = stated["project"]["optional-dependencies"]
     needed = [*stated["project"]["dependencies"], *course["project"]["dependencies"]]
-    needed += [*extras["test"], *extras["docs"], *(extras["pytorch"] if pytorch else [])]
+    wanted = ["tensorflow", "data", "plots", "test", "docs", *(["torch"] if pytorch else [])]
+    needed += [line for extra in wanted for line in extras[extra]]
     return [*needed, *stated["build-system"]["requires"], *install_horovod.BUILD_TOOLS]
 
 

@@ -23,7 +23,7 @@ from dlguide.cli import (  # noqa: F401  they add commands
     training,
 )
 from dlguide.cli.app import app
-from dlguide.errors import MissingComponentError
+from dlguide.errors import MissingComponentError, missing_component
 
 OWN = ("dlguide", "dlcourse")
 INTERRUPTED = 130
@@ -78,6 +78,8 @@ def main() -> None:
     except KeyboardInterrupt:
         status = INTERRUPTED
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError):
+            error = missing_component(error) or error
         if os.environ.get("DLGUIDE_TRACEBACK") or not _is_expected(error):
             raise
         text = "\n".join([str(error), *getattr(error, "__notes__", ())])

@@ -20,6 +20,7 @@ from dlguide.install_horovod import HOROVOD_VERSION, installed_version
 PYTHONS = SpecifierSet(">=3.11,<3.14")
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ("dlguide", "dlcourse")  # the course may be absent
+EXTRAS = ("tensorflow", "data", "plots")  # of dlguide, which `make setup` installs
 # conda-forge ships the first under the second's name, and MPICH not as a Python package.
 OTHER_NAMES = {"tensorflow-cpu": "tensorflow"}
 NOT_PYTHON_IN_CONDA = {"mpich"}
@@ -117,14 +118,14 @@ def libraries(limit_s: float) -> CheckResult:
 
 
 def _requirements() -> list[Requirement]:
-    """What `dlguide`, and the course where it is installed, require on this machine."""
+    """What `dlguide`, its extras and the course where it is installed require on this machine."""
     here = [name for name in OURS if installed_version(name) is not None]
     lines = [line for name in here for line in metadata.requires(name) or []]
     found = [Requirement(line) for line in dict.fromkeys(lines)]
     return [
         each
         for each in found
-        if each.name not in OURS and "extra" not in str(each.marker) and _applies(each)
+        if each.name not in OURS and any(_applies(each, extra) for extra in ("", *EXTRAS))
     ]
 
 
@@ -134,8 +135,9 @@ def _package(requirement: Requirement) -> CheckResult:
     if installed is None and name in NOT_PYTHON_IN_CONDA and _in_conda():
         return CheckResult(name, True, "conda's")
     fix = _setup(_wanted(requirement))
-    if installed is None:
-        return CheckResult(name, False, "is not installed", fix)
+    if installed is None:  # what an extra brings may be missing, but not to the course
+        needed = _applies(requirement) or installed_version("dlcourse") is not None
+        return CheckResult(name, False if needed else None, "is not installed", fix)
     if not requirement.specifier.contains(installed, prereleases=True):
         needed = f"is {installed}, needed {name}{requirement.specifier}"
         return CheckResult(name, False, needed, fix)
@@ -156,7 +158,8 @@ def _horovod() -> CheckResult:
     if installed == HOROVOD_VERSION:
         return CheckResult("Horovod", True, installed)
     found = "is not installed" if installed is None else f"{installed}, needed {HOROVOD_VERSION}"
-    return CheckResult("Horovod", False, found, "dlguide install-horovod")
+    needed = False if installed_version("keras") else None
+    return CheckResult("Horovod", needed, found, "dlguide install-horovod")
 
 
 @cache
@@ -172,8 +175,8 @@ def pins() -> dict[str, str]:
     }
 
 
-def _applies(requirement: Requirement) -> bool:
-    return requirement.marker is None or requirement.marker.evaluate()
+def _applies(requirement: Requirement, extra: str = "") -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
 def _in_conda() -> bool:

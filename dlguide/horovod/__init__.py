@@ -10,7 +10,12 @@ the same names, arguments and meaning, on Horovod's own engine.
     model.fit(shard, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 """
 
-from dlguide.horovod import callbacks, elastic
+from dlguide.errors import missing_component
+
+try:
+    from dlguide.horovod import callbacks, elastic
+except ModuleNotFoundError as error:
+    raise (missing_component(error) or error) from None
 from dlguide.horovod.guard import RanksDifferError, check_weights
 from dlguide.horovod.native import (
     Adasum,

@@ -10,7 +10,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
-from dlguide.errors import require, require_count, require_known
+from dlguide.errors import require, require_component, require_count, require_known
 
 if TYPE_CHECKING:
     import keras
@@ -219,8 +219,7 @@ def draw(model: keras.Model, seeds: Iterable[int], start: str = "HeNormal") -> N
 @contextmanager
 def layers_of(dtype: str) -> Iterator[None]:
     """Let the layers made inside have this dtype policy; no global state is changed after it."""
-    import keras
-
+    keras = require_component("keras")
     # Keras draws the seeds of layers that are given none from Python's `random`.
     policy, state = keras.config.dtype_policy(), random.getstate()
     keras.config.set_dtype_policy(dtype)

@@ -14,6 +14,8 @@ from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from dlguide.errors import require_component
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.container import BarContainer
@@ -69,8 +71,7 @@ def figure(
     Returns:
         tuple: the Figure and its panels, row by row.
     """
-    from matplotlib.figure import Figure
-
+    Figure = require_component("matplotlib.figure").Figure
     figure = Figure(figsize=(width or 4.2 * columns, height * rows), dpi=150, layout="constrained")
     # Only pyplot registers Figures with notebooks, and its PNG has no alternative text.
     figure.alt, figure._repr_html_ = alt, partial(_html, figure)

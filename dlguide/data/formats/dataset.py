@@ -12,17 +12,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import numpy as np
 
 from dlguide.data.formats.sample import MalformedError, Sample, decode
-from dlguide.errors import DataError, require
+from dlguide.errors import DataError, require, require_component
 
 NAME = "manifest.json"
 VERSION = 1
 BLOCK = 1 << 20
 _MOST_NBYTES = 1 << 26
-crc32c = google_crc32c.value
+crc32c = require_component("google_crc32c").value
 _ROLES = ("data", "index", "structure", "list")  # "structure": of older data sets, not used
 # One row per sample: which data file, where its bytes begin there, how many, their checksum.
 ROW = np.dtype([("file", "<u4"), ("offset", "<u8"), ("nbytes", "<u8"), ("crc32c", "<u4")])

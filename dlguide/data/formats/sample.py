@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory, text_format
+from dlguide.errors import require, require_component
 
-from dlguide.errors import require
+descriptor_pb2, descriptor_pool, message, message_factory, text_format = (
+    require_component(f"google.protobuf.{name}")
+    for name in ("descriptor_pb2", "descriptor_pool", "message", "message_factory", "text_format")
+)
 
 
 class MalformedError(ValueError):
