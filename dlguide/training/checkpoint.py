@@ -256,6 +256,10 @@ def restore(
     return _assign(*read(path), model, optimizer, settings)
 
 
+# Facts that checkpoints written before did not have: these are compared by the others alone.
+LATER = ("net", "optimizer_settings", "data_facts", "functions")
+
+
 def _assign(
     found: Checkpoint,
     arrays: Sequence[np.ndarray],
@@ -266,6 +270,8 @@ def _assign(
     path = found.path
     otherwise = "Start the run anew." if path == _MEMORY else anew(Path(path).parent)
     for name, value in json.loads(json.dumps(dict(settings or {}))).items():
+        if name in LATER and name not in found.settings:
+            continue
         if found.settings.get(name) != value:
             raise CheckpointError(
                 f"{path} belongs to another training: its {name} is "
@@ -470,6 +476,7 @@ class Saver:
     def __init__(self, job: TrainingJob, comm: Communicator) -> None:
         self._job, self._comm, self._config = job, comm, job.checkpoint
         self._folder = None if job.checkpoint is None else Path(job.checkpoint.folder)
+        self.facts: dict[str, Any] = {}  # of what was built, that a resumed training has too
         self._before = 0  # steps of the runs before this one
         self._states = b""  # of all virtual workers of all ranks
         self._held = ExitStack()  # the folder, for this training alone
@@ -546,7 +553,7 @@ class Saver:
                 last = self._newest()
                 if taken and last is None:
                     raise taken
-                identity, within = self._job.identity(self._comm.size), None
+                identity, within = self._identity(), None
                 if last is not None:
                     saved = _assign(*last, model, optimizer, identity)
                     if taken and saved.epoch < self._job.epochs:
@@ -676,7 +683,7 @@ class Saver:
     def _save(
         self, epoch: int, steps: int, within: Within | None, more: Mapping[str, Any], due: bool
     ) -> None:
-        settings = self._job.identity(self._comm.size) | dict(more)
+        settings = self._identity() | dict(more)
         step = self._before + steps
         with self._comm.agree_or_raise():
             if self._comm.rank == 0:
@@ -695,6 +702,9 @@ class Saver:
             joining = self._comm.rank == 0 and self._committed.joining
             if self._comm.allreduce_sum([float(joining)])[0]:
                 self._committed.leave()
+
+    def _identity(self) -> dict[str, Any]:
+        return self.facts | self._job.identity(self._comm.size)
 
     def _copied(self) -> list[tuple[str, np.ndarray]]:
         # Reading a variable copies it: a thread writes what there is now.

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
-from functools import partial
-from types import CodeType
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +16,7 @@ from dlguide.data.datasets import Dataset
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.training.feed import LabelCheck
+from dlguide.training.identity import describe
 from dlguide.training.schedules import (
     SCALING,
     CollapsedDecay,
@@ -272,6 +270,10 @@ class TrainingJob:
         both = own | {one.name: getattr(self.config, one.name) for one in fields(self.config)}
         return {name: describe(value) for name, value in both.items()}
 
+    def functions(self) -> dict[str, Any]:
+        """Return loss and metrics by name; what the other functions build is compared itself."""
+        return {"loss": self.loss} | dict(self.metrics or {})
+
     def identity(self, ranks: int) -> dict[str, Any]:
         """What must be equal in a training that resumes from a checkpoint.
 
@@ -326,48 +328,3 @@ def _for_keras(value: Any) -> Any:
 
 def _by(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
-
-
-def describe(value: Any) -> Any:
-    """Convert an argument to a JSON-able description.
-
-    A partial is named with its arguments and a lambda with a checksum of its code, so that
-    another momentum or another model is another training.
-    """
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if isinstance(value, partial):
-        given = [str(describe(each)) for each in value.args]
-        given += [f"{name}={describe(each)}" for name, each in value.keywords.items()]
-        return f"{describe(value.func)}({', '.join(given)})"
-    if hasattr(value, "trainable_variables"):  # a Keras model
-        return f"{type(value).__name__} of {value.count_params()} parameters"
-    if callable(value):
-        name = getattr(value, "__qualname__", type(value).__name__)
-        return f"{name} {_checksum(value.__code__):08x}" if name.endswith("<lambda>") else name
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Mapping):
-        return {name: describe(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [describe(each) for each in value]
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, Pipeline):
-        return value.fingerprint()  # two nodes may have different data of one name
-    if isinstance(value, CollapsedDecay):
-        return {"rates": value.rates.config(), "weight_decay": value.weight_decay.config()}
-    if isinstance(value, EpochSchedule):
-        return value.config()
-    if hasattr(value, "name"):  # data sets, compressors
-        return value.name
-    if is_dataclass(value) and not isinstance(value, type):
-        inside = (f"{one.name}={describe(getattr(value, one.name))}" for one in fields(value))
-        return f"{type(value).__name__}({', '.join(inside)})"
-    return type(value).__name__
-
-
-def _checksum(code: CodeType) -> int:
-    """Of what the code does, not of where it stands."""
-    inner = [_checksum(each) if isinstance(each, CodeType) else each for each in code.co_consts]
-    return zlib.crc32(repr((code.co_code, code.co_names, inner)).encode())

@@ -30,6 +30,7 @@ from dlguide.training.config import (
 from dlguide.training.devices import connect, require_device
 from dlguide.training.divergence import DivergenceMonitor
 from dlguide.training.feed import ArrayFeed, PipelineFeed, class_numbers
+from dlguide.training.identity import facts_of
 from dlguide.training.schedules import CollapsedDecay, EpochSchedule
 from dlguide.training.step import Gradients, PerSample, correct, evaluator
 from dlguide.training.virtual_workers import VirtualWorkers, VirtualWorkersFeed, replica_state
@@ -167,6 +168,9 @@ class Trainer:
                 with self.device():
                     optimizer = self._optimizer()
                 self.saver.require_whole(optimizer)
+            self.saver.facts = facts_of(self.model, optimizer, self.data, job.functions())
+            with comm.agree_or_raise(self.saver.facts):
+                pass
             with self.device():
                 self.compressor = _compressor(config.compression)
                 self.sent_before = self.compressor.sent if self.compressor else 0

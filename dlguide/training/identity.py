@@ -1,0 +1,180 @@
+"""What a training is: the description of its arguments, and the facts of what was built of them.
+
+A checkpoint is resumed only by the same training. Named are the built model's structure, the
+optimizer's settings but for its learning rate, the data's size and some of its bytes, and of each
+function of the user's its code, constants, defaults and what it has taken from around it. What a
+function calls is named, not compared: `CheckpointConfig.facts` has room for more.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import marshal
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import partial
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlguide.data.datasets import Dataset
+from dlguide.data.input_pipeline import Pipeline
+from dlguide.training.schedules import CollapsedDecay, EpochSchedule
+
+if TYPE_CHECKING:
+    import keras
+
+
+def describe(value: Any) -> Any:
+    """Convert an argument to a JSON-able description.
+
+    A partial is named with its arguments and a lambda with a checksum of its code, so that
+    another momentum or another model is another training.
+    """
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, partial):
+        given = [str(describe(each)) for each in value.args]
+        given += [f"{name}={describe(each)}" for name, each in value.keywords.items()]
+        return f"{describe(value.func)}({', '.join(given)})"
+    if hasattr(value, "trainable_variables"):  # a Keras model
+        return f"{type(value).__name__} of {value.count_params()} parameters"
+    if callable(value):
+        name = getattr(value, "__qualname__", type(value).__name__)
+        return f"{name} {_checksum(value.__code__):08x}" if name.endswith("<lambda>") else name
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {name: describe(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [describe(each) for each in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Pipeline):
+        return value.fingerprint()  # two nodes may have different data of one name
+    if isinstance(value, CollapsedDecay):
+        return {"rates": value.rates.config(), "weight_decay": value.weight_decay.config()}
+    if isinstance(value, EpochSchedule):
+        return value.config()
+    if hasattr(value, "name"):  # data sets, compressors
+        return value.name
+    if is_dataclass(value) and not isinstance(value, type):
+        inside = (f"{one.name}={describe(getattr(value, one.name))}" for one in fields(value))
+        return f"{type(value).__name__}({', '.join(inside)})"
+    return type(value).__name__
+
+
+def facts_of(
+    model: keras.Model, optimizer: keras.Optimizer, data: Any, functions: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what must be equal on all ranks, and in a training that resumes, of what was built.
+
+    Names of layers, which Keras counts through a process, are left out, and so is the learning
+    rate, which may be another one after a restart.
+    """
+    return {
+        "net": f"{_digest(_structure(model)):08x}",
+        "optimizer_settings": f"{_digest(_settings(optimizer)):08x}",
+        "data_facts": _data(data),
+        "functions": {name: _code(each) for name, each in functions.items()},
+    }
+
+
+def _structure(model: keras.Model) -> Any:
+    """Return the configuration of a model with its layers numbered; shapes where it has none."""
+    layers = [model, *model._flatten_layers(include_self=False)]
+    names = {layer.name: f"layer {number}" for number, layer in enumerate(layers)}
+    try:
+        config = json.loads(model.to_json())
+    except Exception:  # a subclass without `get_config`
+        config = type(model).__name__
+    return config if isinstance(config, str) else _renamed(config, names), [
+        (tuple(weight.shape), str(weight.dtype)) for weight in model.weights
+    ]
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    if isinstance(value, Mapping):
+        if value.get("class_name") == "__lambda__":
+            return _packed_code(value["config"])
+        left_out = ("compile_config", "build_config")
+        return {k: _renamed(each, names) for k, each in value.items() if k not in left_out}
+    if isinstance(value, list):
+        return [_renamed(each, names) for each in value]
+    return names.get(value, value) if isinstance(value, str) else value
+
+
+def _packed_code(config: Mapping[str, Any]) -> Any:
+    """Return a checksum of a Lambda layer's function, without its file and line."""
+    code = marshal.loads(codecs.decode(config["code"].encode("ascii"), "base64"))
+    return [_checksum(code), describe(config.get("defaults")), describe(config.get("closure"))]
+
+
+def _settings(optimizer: keras.Optimizer) -> dict[str, Any]:
+    config = optimizer.get_config()
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None:
+        config = config | {"inner_optimizer": _settings(inner)}
+    kept = {name: each for name, each in config.items() if name not in ("name", "learning_rate")}
+    return kept | {"class": type(optimizer).__name__}
+
+
+def _data(data: Any) -> str:
+    if isinstance(data, Dataset):
+        images, labels = data.train_images, np.ascontiguousarray(data.train_labels)
+        ends = np.ascontiguousarray(images[[0, -1]])
+        crc = zlib.crc32(ends.tobytes(), zlib.crc32(labels.tobytes()))
+        return f"{'x'.join(map(str, images.shape))} {crc:08x}"
+    return str(describe(data))
+
+
+def _code(function: Any) -> str:
+    """Return a checksum of a function with all that it brings along; "" for what is no function."""
+    if isinstance(function, partial):
+        inner = [_code(each) for each in (function.func, *function.args)]
+        inner += [f"{k}={_code(v) or describe(v)}" for k, v in sorted(function.keywords.items())]
+        return " ".join(filter(None, inner))
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return ""
+    cells = [cell.cell_contents for cell in function.__closure__ or () if _filled(cell)]
+    around = [_code(each) or _value(each) for each in (*cells, *(function.__defaults__ or ()))]
+    return f"{zlib.crc32(repr((_checksum(code), around)).encode()):08x}"
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.shape, str(value.dtype), zlib.crc32(np.ascontiguousarray(value).tobytes())
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, value))
+    return describe(value)
+
+
+def _digest(value: Any) -> int:
+    return zlib.crc32(json.dumps(value, sort_keys=True, default=describe).encode())
+
+
+def _checksum(code: CodeType) -> int:
+    """Of what the code does, not of where it stands; the order of a set differs in each process."""
+    inner = [
+        _checksum(each)
+        if isinstance(each, CodeType)
+        else sorted(map(repr, each))
+        if isinstance(each, frozenset)
+        else each
+        for each in code.co_consts
+    ]
+    return zlib.crc32(repr((code.co_code, code.co_names, inner)).encode())
