@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -84,20 +82,3 @@ def read_lines(path: Path, what: str, origin: str = "") -> list[str]:
         return require_existing(path, what, origin).read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: no text from byte {error.start} on.") from error
-
-
-def read_table(
-    path: Path, what: str, header: str, origin: str = ""
-) -> Iterator[tuple[str, list[str]]]:
-    """Read a table line by line, so that a wrong quotation mark spoils one line only."""
-    lines = read_lines(path, what, origin)
-    first = lines[0] if lines else ""
-    # a release of 2020 calls this column otherwise
-    if first.rstrip(",").replace("Patient Sex", "Patient Gender") != header.rstrip(","):
-        raise DataError(f"{path}, line 1: must be {header!r}, got {first!r}.")
-    for number, line in enumerate(lines[1:], start=2):
-        where = f"{path}, line {number}"
-        try:
-            yield where, next(csv.reader([line]), [])
-        except csv.Error as error:
-            raise DataError(f"{where}: {error}.") from error

@@ -14,8 +14,6 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dlguide.errors import require, require_count
-
 # Of the flow: pixels of its Gaussian window at 32 rows, passes, and the brightness^2 that keeps
 # pixels without any edge where they are.
 _WINDOW, _PASSES, _STILL = 4.0, 6, 10.0
@@ -27,14 +25,13 @@ _PLACES, _RIDGE = 1.5, 1e-5
 
 def repeat(past: ArrayLike, after: int) -> np.ndarray:
     """Predict that nothing changes."""
-    seen = _clips(past)
-    return np.repeat(seen[:, -1:], require_count(after, "after"), axis=1)
+    return np.repeat(np.asarray(past, float)[:, -1:], after, axis=1)
 
 
 def mean(past: ArrayLike, after: int) -> np.ndarray:
     """Predict what was there on average: blurred where something moves, and free of noise."""
-    seen = _clips(past).mean(axis=1, keepdims=True)
-    return np.repeat(seen, require_count(after, "after"), axis=1)
+    seen = np.asarray(past, float).mean(axis=1, keepdims=True)
+    return np.repeat(seen, after, axis=1)
 
 
 def flow(past: ArrayLike, after: int) -> np.ndarray:
@@ -43,8 +40,8 @@ def flow(past: ArrayLike, after: int) -> np.ndarray:
     The flow of a clip is followed back, frame by frame, to the place that a pixel comes from, and
     the last frame is read there; what would come from outside is the pixel at the border.
     """
-    seen = _clips(past)
-    predicted = np.empty((len(seen), require_count(after, "after"), *seen.shape[2:]))
+    seen = np.asarray(past, float)
+    predicted = np.empty((len(seen), after, *seen.shape[2:]))
     for clip, frames in enumerate(seen):
         moved = motion(frames)
         place = _grid(frames.shape[1:3])
@@ -79,7 +76,7 @@ def fit(past: ArrayLike, future: ArrayLike, moved: ArrayLike) -> np.ndarray:
     from scipy.ndimage import gaussian_filter
 
     products, right = 0.0, 0.0
-    for seen, true, guess in zip(_clips(past), _clips(future), _clips(moved), strict=True):
+    for seen, true, guess in zip(past, future, moved, strict=True):
         x = _terms(seen[None], guess[None])[0]
         products = products + np.einsum("tyxci,tyxcj->tyxij", x, x)
         right = right + np.einsum("tyxci,tyxc->tyxi", x, true)
@@ -92,7 +89,7 @@ def fit(past: ArrayLike, future: ArrayLike, moved: ArrayLike) -> np.ndarray:
 
 def fitted(weights: ArrayLike, past: ArrayLike, moved: ArrayLike) -> np.ndarray:
     """Predict the sum of `repeat`, `mean` and `flow`, with the weights of `fit`."""
-    return np.einsum("ntyxci,tyxi->ntyxc", _terms(_clips(past), _clips(moved)), weights)
+    return np.einsum("ntyxci,tyxi->ntyxc", _terms(past, moved), weights)
 
 
 def _terms(past: np.ndarray, moved: np.ndarray) -> np.ndarray:
@@ -117,8 +114,6 @@ def motion(frames: ArrayLike) -> np.ndarray:
     from scipy.ndimage import gaussian_filter
 
     frames = np.asarray(frames, np.float64)
-    good = frames.ndim == 4 and frames.shape[0] >= 2 and frames.shape[-1] == 3
-    require(good, "frames", "have the shape (2 or more, rows, columns, 3)", frames.shape)
     grey = frames @ _GREY
     grid, found = _grid(grey.shape[1:]), np.zeros((2, *grey.shape[1:]))
     sigma = _WINDOW * grey.shape[1] / 32
@@ -133,13 +128,6 @@ def motion(frames: ArrayLike) -> np.ndarray:
         step = np.stack([aa * d - da * c, dd * c - da * d]) / (dd * aa - da**2)
         found += np.clip(step, -1, 1)  # the linearised form does not hold beyond a pixel
     return found
-
-
-def _clips(past: ArrayLike) -> np.ndarray:
-    seen = np.asarray(past, np.float64)
-    good = seen.ndim == 5 and seen.shape[1] >= 1 and seen.shape[-1] == 3
-    require(good, "past", "have the shape (clips, frames, rows, columns, 3)", seen.shape)
-    return seen
 
 
 def _grid(shape: tuple[int, ...]) -> np.ndarray:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -424,14 +424,12 @@ def _noise(size: int, samples: int, seed: int) -> tuple[np.ndarray, ...]:
     return tuple(random.integers(0, 256, shape, np.uint8) for _ in range(3))
 
 
-@dataclass(frozen=True)
-class ReplicaStep:
+class ReplicaStep(NamedTuple):
     """One rank's part of a step in which rank 0 sends copies of its nets."""
 
     rank: int
     held: DeviceMemory
     moved: int
-    seconds: dict[str, float]
     loss: float
 
 
@@ -462,30 +460,23 @@ def replicate(
     weights = [np.array(weight.numpy()) for weight in variables]
     moments = [np.zeros_like(each) for each in (*weights, *weights)]
     clips = _noise(config.size, global_batch, seed) if comm.rank == 0 else None
-    replicas = Replicas(comm, weights, _gradient_of(nets_of, variables), _Adam(moments), moments)
+    both = _gradient_of(nets_of, variables)
+    replicas = Replicas(comm, weights, both, partial(_adam, moments), moments)
     loss = 0.0
     for _ in range(steps):
         loss = replicas.step(clips)
-    return ReplicaStep(comm.rank, replicas.held, replicas.moved, replicas.seconds, loss)
+    return ReplicaStep(comm.rank, replicas.held, replicas.moved, loss)
 
 
-class _Adam:
-    """Adam in NumPy, with rank 0's moments."""
-
-    def __init__(self, moments: Sequence[np.ndarray], rate: float = 1e-3) -> None:
-        half = len(moments) // 2
-        self._first, self._second = moments[:half], moments[half:]
-        self._rate, self._steps = rate, 0
-
-    def __call__(self, weights: Sequence[np.ndarray], gradients: Sequence[np.ndarray]) -> None:
-        self._steps += 1
-        scale = self._rate * np.sqrt(1 - 0.999**self._steps) / (1 - 0.9**self._steps)
-        for weight, gradient, m, v in zip(
-            weights, gradients, self._first, self._second, strict=True
-        ):
-            m += 0.1 * (gradient - m)
-            v += 0.001 * (gradient**2 - v)
-            weight -= scale * m / (np.sqrt(v) + 1e-7)
+def _adam(
+    moments: Sequence[np.ndarray], weights: Sequence[np.ndarray], gradients: Sequence[np.ndarray]
+) -> None:
+    """Adam in NumPy, with rank 0's moments; leaves out the correction of the first steps."""
+    firsts, seconds = np.split(np.arange(len(moments)), 2)
+    for weight, gradient, first, second in zip(weights, gradients, firsts, seconds, strict=True):
+        moments[first] += 0.1 * (gradient - moments[first])
+        moments[second] += 0.001 * (gradient**2 - moments[second])
+        weight -= 1e-3 * moments[first] / (np.sqrt(moments[second]) + 1e-7)
 
 
 def _gradient_of(nets_of: tuple[Any, Any], variables: Sequence[Any]) -> Any:
