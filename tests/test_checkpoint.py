@@ -254,3 +254,23 @@ def test_processes_that_write_into_one_folder_do_not_disturb_each_other(tmp_path
         saved = writers.map(lambda step: checkpoint.save(tmp_path, *net(), step, 1, keep=99), steps)
         assert {checkpoint.read(path)[0].step for path in saved} == set(steps)
     assert checkpoint.finished(tmp_path) == sorted(tmp_path.iterdir())
+
+
+MEMORY = """
+import resource, sys
+from dlguide.training import checkpoint
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+found, arrays = checkpoint.read(sys.argv[1])
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024, len(arrays))
+"""
+
+
+def test_a_checkpoint_is_read_with_its_size_in_memory(tmp_path):
+    nbytes = 200_000_000
+    arrays = [("a", np.ones(nbytes // 4, np.float32)), ("b", np.ones(3, np.float64))]
+    path = checkpoint._write(tmp_path, 1, 1, {}, arrays, None)
+    command = [sys.executable, "-c", MEMORY, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    used, count = map(int, done.stdout.split())
+    assert count == 2
+    assert used < 1.3 * nbytes

@@ -204,8 +204,8 @@ def read(path: str | os.PathLike) -> tuple[Checkpoint, list[np.ndarray]]:
         raise CheckpointError(
             f"{path} cannot be read: {error.strerror}. {_instead(path)}"
         ) from error
-    first, _, rest = contents.partition(b"\n")
-    named = _FIRST_LINE.fullmatch(first)
+    end = max(contents.find(b"\n", 0, 200), 0)
+    named, rest = _FIRST_LINE.fullmatch(contents[:end]), memoryview(contents)[end + 1 :]
     if named is None:
         raise CheckpointError(f"{path} does not begin as a checkpoint does. {_instead(path)}")
     if int(named[1]) != VERSION:
@@ -218,18 +218,22 @@ def read(path: str | os.PathLike) -> tuple[Checkpoint, list[np.ndarray]]:
         raise CheckpointError(
             f"{path} is damaged: expected SHA-256 {expected}, found {found}. {_instead(path)}"
         )
-    return _parsed(path, rest)
+    return _parsed(path, contents, end + 1)
 
 
-def _parsed(path: str | os.PathLike, contents: bytes) -> tuple[Checkpoint, list[np.ndarray]]:
-    line, _, data = contents.partition(b"\n")
-    header = json.loads(line)
+def _parsed(
+    path: str | os.PathLike, contents: bytes, start: int = 0
+) -> tuple[Checkpoint, list[np.ndarray]]:
+    """Return what lies behind the first line; the arrays are views of `contents`."""
+    end = contents.index(b"\n", start)
+    header, data = json.loads(contents[start:end]), memoryview(contents)[end + 1 :]
     names = tuple((name, dtype, tuple(shape)) for name, dtype, shape in header["arrays"])
     arrays = _arrays(data, [(dtype, shape) for _name, dtype, shape in names])
     within = header.get("within")
     if within is not None:
         edges = sum(array.nbytes for array in arrays) + np.cumsum([0, *within["states"]])
-        within = Within(**within | {"states": tuple(data[a:b] for a, b in pairwise(edges))})
+        parts = tuple(bytes(data[a:b]) for a, b in pairwise(edges.tolist()))
+        within = Within(**within | {"states": parts})
     return Checkpoint(**header | {"path": str(path), "arrays": names, "within": within}), arrays
 
 
@@ -418,7 +422,9 @@ def _bytes(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _arrays(data: bytes, like: Sequence[tuple[Any, tuple[int, ...]]]) -> list[np.ndarray]:
+def _arrays(
+    data: bytes | memoryview, like: Sequence[tuple[Any, tuple[int, ...]]]
+) -> list[np.ndarray]:
     """Cut bytes into arrays of these dtypes and shapes."""
     arrays, at = [], 0
     for dtype, shape in like:
@@ -479,6 +485,7 @@ class Saver:
         self.facts: dict[str, Any] = {}  # of what was built, that a resumed training has too
         self._before = 0  # steps of the runs before this one
         self._states = b""  # of all virtual workers of all ranks
+        self._found: tuple[Checkpoint, list[np.ndarray]] | None = None  # read, not yet used
         self._held = ExitStack()  # the folder, for this training alone
         # A training of one of several ranks is not the one that goes on.
         self._committed = Committed.of_rank() if launched()[1] == comm.size else None
@@ -569,6 +576,7 @@ class Saver:
                     settings = identity | {"losses": losses}
                     first = int(found[1]), int(found[0]), settings, self._copied(), within
                     self._committed.commit(_contents(*first))
+        self._found = None
         epoch, done, step, *begun, anew = (int(each) for each in self._comm.allreduce_sum(found))
         self._before = done
         if self._before:
@@ -593,7 +601,11 @@ class Saver:
         if number:
             return _parsed(_MEMORY, contents)
         path = None if self._folder is None else latest(self._folder)
-        return None if path is None else read(path)
+        if path is None:
+            return None
+        if self._found is None or self._found[0].path != str(path):
+            self._found = read(path)
+        return self._found
 
     def _hold(self) -> CheckpointError | None:
         """Keep other trainings out of the folder until `close`; return why not."""
