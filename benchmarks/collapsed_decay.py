@@ -20,8 +20,10 @@ from dlcourse import measured
 from dlcourse.large_batches import confidence_interval
 from dlcourse.usecases import imagenet
 from dlguide.cluster import Cluster
+from dlguide.data.input_pipeline import CentreCrop
 
 SEEDS, LARGER = range(200, 208), 28
+VIEW = (CentreCrop(LARGER, LARGER, 32),)
 
 
 def main() -> None:
@@ -34,14 +36,15 @@ def main() -> None:
             print(one.summary(), flush=True)
             images = imagenet.pictures(one.recipe, seed)
             ends = (one.line, one.collapsed, *one.single)
-            larger = imagenet.by_size(folder, [end.name for end in ends], images, [LARGER])
+            nets = imagenet.final_weights(folder, [end.name for end in ends])
+            larger = imagenet.by_view(nets, images, {LARGER: VIEW})
             rows += [
                 {
                     "seed": seed, "ending": end.name, "top1": round(100 * end.top1, 2),
                     "top5": round(100 * end.top5, 2), "won": end.won, "lost": end.lost,
                     "on_parts": round(100 * end.on_parts, 2),
                     "on_whole": round(100 * end.on_whole, 2),
-                    f"top1_{LARGER}": round(100 * larger[end.name][LARGER], 2),
+                    f"top1_{LARGER}": round(100 * float(larger[end.name][LARGER].mean()), 2),
                     "weights": end.weights_digest[:12],
                 }
                 for end in ends

@@ -172,7 +172,6 @@ def _table(headings: list[str], body: list[list[str]]) -> str:
 
 CASES = {
     "video": "a GAN predicts the next frames of a traffic camera",
-    "imagenet": "a residual net with ResNet-50's schedule: warmup, decay, collapsed decay",
     "chest_xray": "14 findings in chest X-rays by transfer learning",
 }
 

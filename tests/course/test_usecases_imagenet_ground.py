@@ -68,8 +68,7 @@ def test_shards_and_class_folders_give_the_same_pictures(folders, shards):
 @pytest.mark.parametrize("form", ["folders", "shards"])
 def test_real_pictures_come_through_the_pipelines_as_the_guide_prepares_them(form, request):
     found = case.find(request.getfixturevalue(form), subset=True)
-    four = case.SMALL.with_batch(4)
-    recipe = replace(four, classes=found.classes, samples=12, test_samples=6)
+    recipe = case.recipe_for(replace(case.SMALL, batch_per_worker=4), found)
     train, test = case.pipelines(recipe, found)
     images, labels = (np.asarray(part) for part in next(iter(train.epoch(0))))
     assert images.shape == (4, 20, 20, 3)

@@ -3,6 +3,7 @@
 Tests of `dlcourse.usecases.imagenet.training`.
 """
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,16 +15,10 @@ from on_ranks import on_ranks
 from dlcourse.usecases import imagenet
 
 
-def smallest(workers):
-    """Settings of a recipe of six steps per epoch."""
-    return {"workers": workers, "batch_per_worker": 3, "epochs": 2, "samples": 18 * workers,
-            "dtype": "float64"}  # fmt: skip
-
-
-def outcome(settings, saves_in=None):
+def outcome(workers, saves_in):
     """Train by the recipe on a rank; JSON of what must not depend on the ranks, and weights."""
     import os
-    from dataclasses import asdict
+    from dataclasses import asdict, replace
 
     import keras
 
@@ -32,15 +27,17 @@ def outcome(settings, saves_in=None):
 
     keras.config.set_image_data_format("channels_last")
     kept = {"shared": [], "line": [], "collapsed": []}
-    one = imagenet.train(**settings, checkpoint=saves_in)
-    ranks = int(os.environ.get("PMI_SIZE", 1))
+    # six steps per epoch
+    recipe = imagenet.SMALL.with_workers(workers).stretched(1 / 6)
+    recipe = replace(recipe, batch_per_worker=3, samples=18 * workers, test_samples=36, tested=None)
+    one = imagenet.train(saves_in, recipe=recipe, dtype="float64")
     weights = {}
-    if one.rank == 0 and saves_in is not None:
+    if one.rank == 0:
         for name in kept:
             _, arrays = checkpoint.read(checkpoint.latest(os.path.join(saves_in, name)))
             weights[name] = [array.ravel().tolist() for array in arrays]
     return {
-        "ranks": ranks, "outcome": asdict(one), "weights": weights,
+        "outcome": asdict(one), "weights": weights,
         "digests": [one.line.weights_digest, one.collapsed.weights_digest],
     }  # fmt: skip
 
@@ -54,7 +51,7 @@ def workers(request):
 def alone(workers, tmp_path_factory):
     """The training of one rank that runs all workers."""
     folder = tmp_path_factory.mktemp("alone")
-    return on_ranks(1, outcome, folder, 200, settings=smallest(workers), saves_in=str(folder))[0]
+    return on_ranks(1, outcome, folder, 200, workers=workers, saves_in=str(folder))[0]
 
 
 @pytest.mark.parametrize(
@@ -63,9 +60,7 @@ def alone(workers, tmp_path_factory):
     indirect=["workers"],
 )
 def test_any_ranks_train_as_one_process(workers, ranks, alone, tmp_path):
-    found = on_ranks(
-        ranks, outcome, tmp_path, 200, settings=smallest(workers), saves_in=str(tmp_path)
-    )
+    found = on_ranks(ranks, outcome, tmp_path, 200, workers=workers, saves_in=str(tmp_path))
     assert len({tuple(each["digests"]) for each in found}) == 1
     for name, arrays in found[0]["weights"].items():
         for one, other in zip(arrays, alone["weights"][name], strict=True):
@@ -73,11 +68,11 @@ def test_any_ranks_train_as_one_process(workers, ranks, alone, tmp_path):
     for name in ("line", "collapsed"):
         one, other = (each["outcome"][name] for each in (found[0], alone))
         assert (one["top1"], one["top5"]) == (other["top1"], other["top5"])
-        np.testing.assert_allclose(one["curve"]["loss"], other["curve"]["loss"], rtol=1e-7)
+        np.testing.assert_allclose(one["run"]["loss"], other["run"]["loss"], rtol=1e-7)
     assert found[0]["outcome"]["shared_phase"]["first_epoch"] == 0
     line, end = (alone["outcome"][name] for name in ("line", "collapsed"))
-    assert line["curve"]["first_epoch"] == end["curve"]["first_epoch"] == 1
-    assert line["weights_digest"] != end["weights_digest"]
+    assert line["run"]["first_epoch"] == end["run"]["first_epoch"] == 1
+    assert line["run"]["weights_digest"] != end["run"]["weights_digest"]
     tested = alone["outcome"]["recipe"]["test_samples"]
     assert (end["won"] - end["lost"]) / tested == pytest.approx(end["top1"] - line["top1"])
 
@@ -100,8 +95,8 @@ def fits(monkeypatch, dies_in=None):
     return trained
 
 
-QUICK = {"epochs": 3, "samples": 64, "parallel": False, "workers": 1, "batch_per_worker": 8}
-go = partial(imagenet.train, **QUICK, report=lambda **numbers: None)
+QUICK = replace(imagenet.SMALL.with_workers(1).stretched(1 / 4), batch_per_worker=8)
+go = partial(imagenet.train, recipe=replace(QUICK, samples=64, test_samples=64, tested=None))
 
 
 @pytest.fixture(scope="module")

@@ -161,7 +161,6 @@ def refused(where):
         "columns": lambda: kmeans.fit(good[:, : 3 - last], 2),
         "few points": lambda: kmeans.fit(good[: 3 if last else 20], 4),
         "equal points": lambda: kmeans.fit(np.repeat([[1.0, 2.0], [3.0, 4.0]], 9, axis=0), 3),
-        "initial differs": lambda: kmeans.fit(good, 2, initial=[[0.0] * 3, [1.0 + rank] * 3]),
         "text": lambda: photographs.quantise(os.path.join(where, "text.jpg"), 2),
         "colours": lambda: photographs.quantise(np.zeros((9, 9, 3), np.uint8), 2),
     }
@@ -179,7 +178,6 @@ TEXTS = {
     "columns": ("`columns` must be equal on all ranks, got 3 on rank", "2 on rank"),
     "few points": ("at least the 4 clusters on every rank", "3 on rank", "Use fewer ranks"),
     "equal points": ("number of different points, got 3. There are 2",),
-    "initial differs": ("`initial` must be equal on all ranks",),
     "text": ("`photograph` must be a picture that can be read", "text.jpg"),
     "colours": ("`count` must be colours that fit, got 2. The photograph has 1",),
 }
@@ -206,27 +204,6 @@ def test_assign_finds_the_nearest_centre_also_of_few_points(count):
     points, centres = random.normal(size=(count, 3)), random.normal(size=(5, 3))
     labels = kmeans.assign(points, centres, threads=1)
     assert labels.tolist() == by_hand(points, centres).argmin(axis=1).tolist()
-    right = by_hand(points, centres).min(axis=1, initial=np.inf).sum()
-    assert kmeans.inertia(points, centres, labels) == pytest.approx(right, rel=1e-12)
-
-
-def test_plus_plus_weighs_points_by_the_squared_distance_from_the_centres_so_far():
-    points = np.random.default_rng(1).normal(size=(50, 2))
-    seeds = kmeans.plus_plus(points, 6, seed=3)
-    assert seeds.distances.shape == (5, 50)
-    for step, distances in enumerate(seeds.distances, start=1):
-        right = by_hand(points, points[list(seeds.chosen[:step])]).min(axis=1)
-        np.testing.assert_allclose(distances, right, rtol=1e-12, atol=1e-12)
-        assert distances[seeds.chosen[step]] > 0
-    np.testing.assert_array_equal(seeds.centres, points[list(seeds.chosen)])
-
-
-def test_plus_plus_draws_as_often_as_the_weights_say():
-    points = np.array([[0.0], [1.0], [3.0]])
-    drawn = [kmeans.plus_plus(points, 2, seed).chosen for seed in range(2000)]
-    second = [two for one, two in drawn if one == 0]
-    # squared distances 1 and 9 from the first point; 650 or so draws
-    assert np.mean(np.array(second) == 2) == pytest.approx(0.9, abs=0.06)
 
 
 def crews():
@@ -235,6 +212,7 @@ def crews():
     import os
     from concurrent.futures import ThreadPoolExecutor
     from threading import Barrier
+    from types import SimpleNamespace
 
     from dlcourse.usecases.kmeans import measure_threads
 
@@ -246,9 +224,13 @@ def crews():
             meeting.wait()  # so each of the four threads gets one piece
             return hashlib.sha256(block).digest() if work else None
 
+        def together(pool, work):
+            list(pool.map(hashed, work))
+            return SimpleNamespace(threads=4)
+
         for count in (1, 2, 3):
             work = [number < count for number in range(4)]
-            _, one = measure_threads(lambda work=work: list(pool.map(hashed, work)))
+            one = measure_threads(together, pool, work)
             seen.append(one.working)
     cpus = list(one.cpus) == sorted(os.sched_getaffinity(0))
     return [seen, cpus]

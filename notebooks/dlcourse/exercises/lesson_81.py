@@ -90,9 +90,8 @@ def allowed(answer):
 def top1(answer, cluster):
     """The mean share of the test pictures that the trained nets classify correctly."""
     from dlcourse.usecases import imagenet
-    from dlcourse.usecases.imagenet.training import TrainingRun
     from dlguide.collectives.communicator import SingleProcess
-    from dlguide.training import fit
+    from dlguide.data.input_pipeline import CentreCrop
 
     chosen = {"collapse_at": imagenet.SMALL.collapse_at, "test_size": TRAINED} | answer()
     size, rest = chosen.pop("test_size"), EPOCHS - chosen["collapse_at"]
@@ -101,13 +100,14 @@ def top1(answer, cluster):
     for seed in SEEDS:
         images = imagenet.pictures(recipe, seed)
         with tempfile.TemporaryDirectory(prefix="dlguide-81-") as place:
-            run = TrainingRun(
-                recipe, *imagenet.pipelines(recipe, images), SingleProcess(), "cpu", seed,
-                "float32", Path(place), lambda **numbers: None,
+            run = imagenet.TrainingRun(
+                recipe, *imagenet.pipelines(recipe, images), SingleProcess(), Path(place), seed,
+                report=lambda **numbers: None,
             )  # fmt: skip
-            fit(**run.arguments("collapsed", recipe.part_2(), EPOCHS, []))
-            tested = imagenet.by_size(place, ["collapsed"], images, [size], recipe)
-        found.append(tested["collapsed"][size])
+            run.fit("collapsed", recipe.part_2())
+            net = imagenet.final_weights(place, ["collapsed"])
+        views = {size: (CentreCrop(size, size, round(size * 8 / 7)),)}
+        found.append(imagenet.by_view(net, images, views, recipe)["collapsed"][size].mean())
     return float(np.mean(found))
 
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,36 +55,6 @@ def daal_threads(count: int | None) -> Iterator[int]:
         yield daal4py.num_threads()
     finally:
         daal4py.daalinit(before)
-
-
-class Seeds(NamedTuple):
-    """Points chosen as initial centres by k-means++.
-
-    `chosen` has the index of each, `centres` the points in the same order, and `distances`, of
-    shape (clusters - 1, points), the squared distance of every point from its nearest centre so
-    far: the weights with which the next one was drawn.
-    """
-
-    chosen: tuple[int, ...]
-    centres: np.ndarray
-    distances: np.ndarray
-
-
-def plus_plus(points: ArrayLike, clusters: int, seed: int = 0) -> Seeds:
-    """Draw initial centres with scikit-learn's k-means++, one candidate per step, and its weights.
-
-    The first centre is any point; then a point's probability is proportional to its squared
-    distance from the nearest centre so far. `fit` lets daal4py do the same on ranks.
-
-    Source:
-        Arthur and Vassilvitskii, k-means++: the advantages of careful seeding, SODA (2007).
-    """
-    from sklearn.cluster import kmeans_plusplus
-
-    points = np.asarray(points, np.float64)
-    centres, chosen = kmeans_plusplus(points, clusters, random_state=seed, n_local_trials=1)
-    apart = [np.sum((points - centre) ** 2, axis=1) for centre in centres[:-1]]
-    return Seeds(tuple(chosen.tolist()), centres, np.minimum.accumulate(apart))
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,18 +141,14 @@ def fit(
     world, daal4py = MPI.COMM_WORLD, load_daal4py()
     with agree_or_raise(world):
         rows = _finite(points)
-        first = None if initial is None else np.asarray(initial, np.float64)
-    print_of = None if first is None else f"centres with checksum {zlib.crc32(first.tobytes()):08x}"
-    require_equal(
-        world, columns=rows.shape[1], clusters=clusters, iterations=iterations, seed=seed,
-        initial=print_of,
-    )  # fmt: skip
+    require_equal(world, columns=rows.shape[1])
     count = _require_enough(world, rows, clusters)
     mean = sum(world.allgather(rows.sum(axis=0))) / count
     moved = rows - mean
 
     with daal_threads(threads) as used:
-        if first is None:
+        first = initial
+        if initial is None:
             engine = daal4py.engines_mt2203(seed=seed)
             chosen = daal4py.kmeans_init(
                 clusters, method="plusPlusDense", distributed=True, engine=engine
@@ -199,11 +164,13 @@ def fit(
         # releases daal4py's part of MPI; the next call acquires it again
         daal4py.daalfini()
         labels = _nearest(moved, centres)
+    # from the differences: |x|^2 - 2 x c + |c|^2 loses digits if points are near their centres
+    inertia = world.allgather(float(np.sum((moved - centres[labels]) ** 2)))
     sizes = np.sum(world.allgather(np.bincount(labels, minlength=clusters)), axis=0)
     return KMeansFit(
         centres=centres + mean,
         initial=first,
-        inertia=math.fsum(world.allgather(inertia(moved, centres, labels))),
+        inertia=math.fsum(inertia),
         objective=float(result.objectiveFunction.item()),
         iterations=int(result.nIterations.item()),
         counts=tuple(sizes.tolist()),
@@ -271,21 +238,6 @@ def _nearest(points: np.ndarray, centres: np.ndarray) -> np.ndarray:
     return routine.compute(points, centres).assignments.ravel()
 
 
-def inertia(points: ArrayLike, centres: ArrayLike, labels: Sequence[int] | np.ndarray) -> float:
-    """Add up the squared distances of the points from their centres.
-
-        inertia = sum over i of |x_i - c_label(i)|^2
-
-    Computed from the differences, not from |x|^2 - 2 x c + |c|^2, which loses digits if points
-    are near their centres. daal4py's own `objectiveFunction` belongs to the centres before the
-    last step.
-
-    >>> inertia([[0.0], [1.0], [5.0]], [[0.0], [4.0]], [0, 0, 1])
-    2.0
-    """
-    return float(np.sum((np.asarray(points) - np.asarray(centres)[labels]) ** 2))
-
-
 class ThreadUse(NamedTuple):
     """The logical CPUs and threads that a rank was allowed, and how many threads worked."""
 
@@ -294,21 +246,18 @@ class ThreadUse(NamedTuple):
     working: int
 
 
-def measure_threads(
-    function: Callable[..., Any], *args: Any, **kwargs: Any
-) -> tuple[Any, ThreadUse]:
-    """Call a function and count the threads of this process that worked for it.
+def measure_threads(function: Callable[..., KMeansFit], *args: Any) -> ThreadUse:
+    """Call a training and count the threads of this process that worked for it.
 
     The CPU time of every thread is read before and after. A thread counts if it was on a CPU for
     at least a quarter of the busiest thread's time, which leaves out threads that wait for
-    messages. The function should take a tenth of a second or more.
+    messages. The training should take a tenth of a second or more.
     """
     before = _cpu_s()
-    result = function(*args, **kwargs)
+    result = function(*args)
     spent = [after - before.get(one, 0.0) for one, after in _cpu_s().items()]
     working = sum(each > 0 and each >= 0.25 * max(spent) for each in spent)
-    used = getattr(result, "threads", load_daal4py().num_threads())
-    return result, ThreadUse(tuple(sorted(os.sched_getaffinity(0))), used, working)
+    return ThreadUse(tuple(sorted(os.sched_getaffinity(0))), result.threads, working)
 
 
 def _cpu_s() -> dict[int, float]:

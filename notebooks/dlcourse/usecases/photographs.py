@@ -13,7 +13,6 @@ from PIL import Image, ImageOps
 
 from dlcourse.usecases.kmeans import KMeansFit, assign, fit
 from dlguide.collectives.agreement import agree_or_raise
-from dlguide.data.datasets import shard
 from dlguide.errors import require
 
 MOST = 256  # colours in the palette of a PNG
@@ -32,12 +31,12 @@ def china() -> np.ndarray:
     return np.asarray(load_sample_image("china.jpg"))
 
 
-def read(photograph: str | os.PathLike | np.ndarray) -> np.ndarray:
+def read(photograph: str | os.PathLike | io.BytesIO | np.ndarray) -> np.ndarray:
     """Read a photograph as red, green and blue, upright, as Pillow converts it.
 
     Args:
-        photograph: a file (JPEG, PNG, WebP, TIFF, BMP or GIF), or an array uint8 of shape
-            (height, width, 3).
+        photograph: a file (JPEG, PNG, WebP, TIFF, BMP or GIF), the bytes of one, or an array
+            uint8 of shape (height, width, 3).
 
     Returns:
         np.ndarray: uint8 of shape (height, width, 3).
@@ -75,12 +74,6 @@ def encoded(pixels: np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
-
-
-def decoded(contents: bytes) -> np.ndarray:
-    """Decode the bytes of `encoded`."""
-    with Image.open(io.BytesIO(contents), formats=("PNG", "JPEG")) as image:
-        return np.array(image.convert("RGB"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,21 +116,15 @@ def quantise(
     """
     from mpi4py import MPI
 
-    world = MPI.COMM_WORLD
-    pixels = np.zeros((0, 0, 3), np.uint8)
+    world, parts = MPI.COMM_WORLD, None
     with agree_or_raise(world):
         if world.rank == 0:
             pixels = read(photograph)
             there = colours(pixels)
             then = f"The photograph has {there}, and the palette of a PNG holds {MOST}."
             require(0 < count <= min(MOST, there), "count", "be colours that fit", count, then)
-    shape = world.bcast(pixels.shape)
-    total = shape[0] * shape[1]
-    parts = [shard(total, rank, world.size) for rank in range(world.size)]
-    sizes = [each.stop - each.start for each in parts]
-    mine = np.empty((sizes[world.rank], 3), np.uint8)
-    world.Scatterv([pixels, [3 * size for size in sizes], MPI.BYTE], mine)
-
+            parts = np.array_split(pixels.reshape(-1, 3), world.size)
+    mine = world.scatter(parts)
     found = fit(mine, count, iterations, seed=seed, threads=threads)
     order = np.argsort(found.counts, kind="stable")[::-1]
     palette = np.clip(np.rint(found.centres[order]), 0, 255).astype(np.uint8)
@@ -145,12 +132,12 @@ def quantise(
     apart = palette[labels].astype(np.int64) - mine
     squares = world.allreduce(int(np.sum(apart * apart)))  # integers: exact in any order
 
-    everyone = np.empty(total if world.rank == 0 else 0, np.uint8)
-    world.Gatherv(labels, [everyone, sizes, MPI.BYTE])
+    everyone = world.gather(labels)
+    picture = palette[np.concatenate(everyone)].reshape(pixels.shape) if everyone else None
     return Quantised(
         palette=palette,
-        shares=tuple(found.counts[one] / total for one in order),
-        error=math.sqrt(squares / (3 * total)),
-        picture=palette[everyone].reshape(shape) if world.rank == 0 else None,
+        shares=tuple(found.counts[one] / found.points for one in order),
+        error=math.sqrt(squares / (3 * found.points)),
+        picture=picture,
         fit=found,
     )

@@ -1,23 +1,19 @@
 """ResNet-50 by the recipe of the guide's section 6.2: small by default, at its size with `real`.
 
 with Cluster(ranks=2) as cluster:
-    outcomes = cluster.run(imagenet.train)
+    outcomes = cluster.run(imagenet.train, checkpoint=folder)
 print(outcomes[0].summary())
 imagenet.picture(outcomes[0])
 """
 
-from dlcourse.usecases.imagenet.data import augmentation, find, pictures, pipelines
+from dlcourse.usecases.imagenet.data import augmentation, find, pictures, pipelines, recipe_for
 from dlcourse.usecases.imagenet.recipe import CHANGES, GUIDE, PUBLISHED, SMALL, TrainingRecipe
-from dlcourse.usecases.imagenet.report import findings, picture, write
+from dlcourse.usecases.imagenet.report import findings, picture
 from dlcourse.usecases.imagenet.training import (
-    OPTIONS,
+    TrainingRun,
     build_net,
-    by_size,
     by_view,
-    check,
     final_weights,
-    rehearse,
-    step,
     train,
     with_averages_of_whole,
 )

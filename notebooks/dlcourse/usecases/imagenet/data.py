@@ -44,55 +44,28 @@ def find(real: str | os.PathLike, subset: bool = False) -> Found:
     of ImageNet is accepted, with the classes that are there.
     """
     folder = Path(real)
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "is not there"
-        raise MissingComponentError(
-            f"`real` {what}: {folder}. Looked for a folder with {_LOOKED}. {imagenet.ORIGIN}"
-        )
-    names = sorted(os.listdir(folder))
     if any((folder / split).is_dir() for split in imagenet.SPLITS):
         train, test = (imagenet.read(folder, split) for split in imagenet.SPLITS)
-        form, classes, wanted = FOLDERS, len(train.synsets), imagenet_shards.CLASSES
-        places = folder / "train", folder / "val"
-        if not subset and classes != wanted:
-            raise DataError(
-                f"{folder / 'train'}: looked for {wanted} classes, found {classes} "
-                f"({train.synsets[0]} to {train.synsets[-1]}). {_PART}"
-            )
-    elif any(name.startswith(("train-", "validation-")) for name in names):
-        form, classes, places = SHARDS, imagenet_shards.CLASSES, (folder, folder)
-        train, test = (
-            imagenet_shards.read(folder, split, even=not subset) for split in imagenet_shards.SPLITS
-        )
+        form, classes = FOLDERS, len(train.synsets)
+    elif next(folder.glob("*-?????-of-?????"), None):
+        train, test = (imagenet_shards.read(folder, split) for split in imagenet_shards.SPLITS)
+        form, classes = SHARDS, imagenet_shards.CLASSES
     else:
-        archives = [name for name in names if name.endswith((".tar", ".tar.gz", ".zip"))]
-        then = f"Unpack {archives[0]} first." if archives else imagenet.ORIGIN
-        there = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         raise MissingComponentError(
-            f"There is no ImageNet in {folder}: looked for {_LOOKED}, found "
-            f"{there or 'an empty folder'}. {then}"
+            f"There is no ImageNet in {folder}: looked for {_LOOKED}. {imagenet.ORIGIN}"
         )
-    if not subset:
-        _require_all(places[0], "train", len(train))
-        _require_all(places[1], "validation", len(test))
+    found = {"classes": classes, "pictures to train": len(train), "pictures to test": len(test)}
+    wanted = imagenet_shards.CLASSES, *imagenet_shards.PUBLISHED_PICTURES.values()
+    for (what, count), whole in zip(found.items(), wanted, strict=True):
+        if count != whole and not subset:
+            raise DataError(f"{folder}: looked for {whole} {what}, found {count}. {_PART}")
     return Found(folder, form, train, test, classes)
-
-
-def _require_all(where: Path, split: str, count: int) -> None:
-    wanted = imagenet_shards.PUBLISHED_PICTURES[split]
-    if count != wanted:
-        raise DataError(
-            f"{where}: looked for {wanted} pictures of {split}, found {count} "
-            f"({100 * count / wanted:.1f} %). {_PART}"
-        )
 
 
 def recipe_for(recipe: TrainingRecipe, found: Found) -> TrainingRecipe:
     """Return the recipe with the counts of the data."""
-    return replace(
-        recipe, classes=found.classes, samples=len(found.train), test_samples=len(found.test),
-        stored=0, tested=None,
-    )  # fmt: skip
+    counts = {"samples": len(found.train), "test_samples": len(found.test)}
+    return replace(recipe, classes=found.classes, stored=0, tested=None, **counts)
 
 
 def augmentation(recipe: TrainingRecipe) -> tuple[input_pipeline.Operation, ...]:
@@ -128,18 +101,13 @@ def pipelines(
 ) -> tuple[Pipeline, Pipeline]:
     """Build the pipelines of training and test; the test's has nothing random."""
     options: dict[str, Any] = {"augment": augmentation(recipe), "threads": threads, "channels": 3}
+    batch, few = recipe.batch_per_worker, min(recipe.batch_per_worker, recipe.test_samples)
     if isinstance(data, Dataset):
-        parts = ((data, {"part": part}) for part in ("train", "test"))
+        train, test = Pipeline(data, batch, **options), Pipeline(data, few, part="test", **options)
     else:
         sources = (data.train, data.test)
         if data.form == SHARDS:
             sources = tuple(imagenet_shards.ShardSource(one) for one in sources)
         options |= {"name": f"ImageNet ({data.form})", "readers": 4}
-        parts = ((one, {}) for one in sources)
-    batch = recipe.batch_per_worker
-    train, test = (
-        input_pipeline.Pipeline(one, min(batch, recipe.test_samples) if number else batch, **own,
-                                **options)
-        for number, (one, own) in enumerate(parts)
-    )  # fmt: skip
+        train, test = (Pipeline(*one, **options) for one in zip(sources, (batch, few), strict=True))
     return train, test.without_augmentation()

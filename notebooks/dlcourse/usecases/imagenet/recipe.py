@@ -6,10 +6,9 @@ SMALL       one such node, a net of 8 layers, small made-up pictures, 12 epochs
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-from dlguide.errors import require, require_count, require_known, require_positive
+from dlguide.errors import require
 from dlguide.training import schedules
 from dlguide.training.schedules import CollapsedDecay, EpochSchedule
 
@@ -41,11 +40,11 @@ class TrainingRecipe:
         net: one of `models.names("imagenet")` or a residual net of `models.names("classifier")`.
         image: height and width of the input (pixels).
         stored: height and width of made-up pictures (pixels); 0 for real ones.
-        classes: logits .
-        samples: pictures to train with .
-        test_samples: pictures to test both endings with .
-        nodes: computers .
-        workers_per_node: workers of each .
+        classes: logits.
+        samples: pictures to train with.
+        test_samples: pictures to test both endings with.
+        nodes: computers.
+        workers_per_node: workers of each.
         batch_per_worker: pictures of a worker in each step.
         epochs: of warmup and linear decay together (epochs).
         warmup: of these (epochs).
@@ -86,23 +85,18 @@ class TrainingRecipe:
     tested: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("image", "classes", "samples", "test_samples", "nodes", "workers_per_node",
-                     "batch_per_worker"):  # fmt: skip
-            require_count(getattr(self, name), name)
-        for name in ("epochs", "warmup", "collapse_at", "collapse", "rate", "start"):
-            require_positive(getattr(self, name), name)
         must = f"lie between the {self.warmup:g} epochs of warmup and the end at {self.epochs:g}"
         fits = self.warmup < self.collapse_at < self.epochs
         require(fits, "collapse_at", must, self.collapse_at)
 
     @property
     def workers(self) -> int:
-        """Of all nodes ."""
+        """Of all nodes."""
         return self.nodes * self.workers_per_node
 
     @property
     def global_batch(self) -> int:
-        """Pictures of a step, of all workers together ."""
+        """Pictures of a step, of all workers together."""
         return self.workers * self.batch_per_worker
 
     @property
@@ -147,8 +141,6 @@ class TrainingRecipe:
 
         All `CHANGES` together are part 2, none is part 1.
         """
-        for each in changes:
-            require_known(each, CHANGES, "changes")
         at = self.collapse_at
         rates = self.part_2().rates if "rate" in changes else self.line()
         decay = schedules.Constant(self.weight_decay, rates.epochs)
@@ -160,7 +152,6 @@ class TrainingRecipe:
 
     def stretched(self, factor: float) -> TrainingRecipe:
         """Make all phases longer or shorter in proportion."""
-        require_positive(factor, "factor")
         lengths = ("epochs", "warmup", "collapse_at", "collapse")
         # rounded: a fifth of 85.5 is 17.1, in binary a little less
         changed = {name: round(getattr(self, name) * factor, 9) for name in lengths}
@@ -174,7 +165,6 @@ class TrainingRecipe:
         Source:
             Goyal et al., arXiv:1706.02677, section 2.1 (linear scaling).
         """
-        require_count(workers, "workers")
         nodes, rest = divmod(workers, self.workers_per_node)
         where = (nodes, self.workers_per_node) if rest == 0 else (1, workers)
         factor = workers / self.workers
@@ -182,18 +172,6 @@ class TrainingRecipe:
             self, nodes=where[0], workers_per_node=where[1], rate=self.rate * factor,
             start=self.start * factor,
         )  # fmt: skip
-
-    def with_batch(self, batch_per_worker: int) -> TrainingRecipe:
-        """Return the recipe for another batch per worker; rates follow the global batch."""
-        factor = require_count(batch_per_worker, "batch_per_worker") / self.batch_per_worker
-        return replace(
-            self, batch_per_worker=batch_per_worker, rate=self.rate * factor,
-            start=self.start * factor,
-        )  # fmt: skip
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
-        return asdict(self)
 
 
 # PRACE guide, tables 5 and 6 and sections 6.2.4 to 6.2.7; rates and weight decay: Intel Caffe,

@@ -1,19 +1,17 @@
-"""Results of the ImageNet case: curves, branches, files, and findings compared with the guide's."""
+"""Results of the ImageNet case: branches, a picture, and findings compared with the guide's."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dlcourse import explained, pictures, storage
-from dlcourse.usecases import report
 from dlcourse.usecases.imagenet.recipe import GUIDE, TrainingRecipe
 from dlcourse.usecases.report import Finding
 from dlguide import published
+from dlguide.measure import TrainingResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,39 +22,14 @@ FIRST_JPEG, REDUCED = 138e9 / 1.28e6, 42e9 / 1.28e6  # mean bytes of a picture, 
 
 
 @dataclass(frozen=True)
-class Curve:
-    """Some epochs of a training, of this call or an earlier one.
-
-    Of each epoch the mean loss, the accuracy while training, on the pictures as augmented, and
-    the accuracy after it on plain test pictures. `step_s` is the median time of this rank's
-    steps, `images_per_s` of all ranks while training, both 0 where no step was made; `seconds`
-    is the time of training without evaluation.
-    """
-
-    first_epoch: int
-    loss: tuple[float, ...]
-    train_accuracy: tuple[float, ...]
-    test_accuracy: tuple[float, ...]
-    step_s: float
-    images_per_s: float
-    seconds: float
-
-    @property
-    def epochs(self) -> tuple[int, ...]:
-        """Number of each epoch that ended, from 1."""
-        return tuple(range(self.first_epoch + 1, self.first_epoch + len(self.loss) + 1))
-
-
-@dataclass(frozen=True)
 class Branch:
     """One of the last parts of the recipe.
 
     Args:
         name: "line", "collapsed", or what alone it changes (`recipe.CHANGES`).
-        curve: its epochs, after the shared ones.
+        run: its epochs, after the shared ones.
         top1: top-1 accuracy on the test pictures.
         top5: top-5 accuracy.
-        weights_digest: SHA-256 of the weights at the end.
         won: test pictures that this net classifies correctly and the line's does not.
         lost: test pictures that only the line's classifies correctly.
         on_parts: top-1 of the net at its end on random parts of training pictures.
@@ -64,14 +37,18 @@ class Branch:
     """
 
     name: str
-    curve: Curve
+    run: TrainingResult
     top1: float
     top5: float
-    weights_digest: str
-    won: int = 0
-    lost: int = 0
-    on_parts: float = 0.0
-    on_whole: float = 0.0
+    won: int
+    lost: int
+    on_parts: float
+    on_whole: float
+
+    @property
+    def weights_digest(self) -> str:
+        """SHA-256 of the weights at the end."""
+        return self.run.weights_digest
 
 
 @dataclass(frozen=True)
@@ -81,7 +58,7 @@ class Outcome:
     `why` is the reason for the device; `real` says that the pictures are ImageNet's.
 
     Args:
-        shared_phase: the epochs before the branches.
+        shared_phase: the epochs before the branches, as far as this call trained them.
         line: the end of part 1: the rate falls on in its line.
         collapsed: part 2: plain pictures, twice the decay, the rate falls as a square.
         single: with `apart`, the endings that change one of these three alone.
@@ -89,14 +66,12 @@ class Outcome:
 
     rank: int
     ranks: int
-    threads: int
-    device: str
     why: str
     data: str
     seed: int
     real: bool
     recipe: TrainingRecipe
-    shared_phase: Curve
+    shared_phase: TrainingResult
     line: Branch
     collapsed: Branch
     single: tuple[Branch, ...] = ()
@@ -119,41 +94,28 @@ class Outcome:
         error = math.sqrt(ending.won + ending.lost - net**2 / pictures) / pictures
         return 100 * net / pictures, 100 * error
 
-    @property
-    def images_per_s(self) -> float:
-        """Throughput of all ranks in the shared phase, in the call that trained it (1/s)."""
-        return self.shared_phase.images_per_s
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
-        return {**asdict(self), "gain": self.gain}
-
     def summary(self) -> str:
         """Summarise the result in a few lines."""
-        recipe, count = self.recipe, self.recipe.workers
+        recipe = self.recipe
+        rows = {
+            f"line to epoch {recipe.epochs:g}": self.line,
+            f"collapsed from epoch {recipe.collapse_at:g}": self.collapsed,
+            **{f"only {one.name} changed": one for one in self.single},
+        }
         lines = [
             f"{recipe.net} on {self.data}: {recipe.samples} pictures, {recipe.classes} classes, "
-            f"{count} worker{'s' * (count != 1)} with {recipe.batch_per_worker} each on "
-            f"{self.ranks} rank{'s' * (self.ranks != 1)}. {self.why}",
-            *(
-                f"  {words:35} top-1 {100 * one.top1:.1f} %, top-5 {100 * one.top5:.1f} %"
-                for words, one in (
-                    (f"line to epoch {recipe.epochs:g}", self.line),
-                    (f"collapsed from epoch {recipe.collapse_at:g}", self.collapsed),
-                    *((f"  only {one.name} changed", one) for one in self.single),
-                )
-            ),
-            f"  collapsed decay: {self.gain:+.1f} points of top-1 (standard error of the test "
-            f"{self.over_line(self.collapsed)[1]:.1f}); {recipe.paid:g} epochs were trained for "
-            "both branches",
+            f"{recipe.workers} workers with {recipe.batch_per_worker} each, {self.ranks} ranks. "
+            f"{self.why}"
         ]
-        return "\n".join(lines)
-
-
-def write(outcomes: Sequence[Outcome], folder: str | os.PathLike) -> tuple[Path, ...]:
-    """Write `outcome.json` (one entry for each rank) and `training.png`; return their paths."""
-    figures = {"training.png": picture(report.first_of(outcomes))}
-    return report.write(folder, [each.as_dict() for each in outcomes], figures)
+        lines += [
+            f"  {words:35} top-1 {100 * one.top1:.1f} %, top-5 {100 * one.top5:.1f} %"
+            for words, one in rows.items()
+        ]
+        return "\n".join(lines) + (
+            f"\n  collapsed decay: {self.gain:+.1f} points of top-1 (standard error of the test "
+            f"{self.over_line(self.collapsed)[1]:.1f}); {recipe.paid:g} epochs were trained for "
+            "both branches"
+        )
 
 
 def picture(outcome: Outcome) -> Figure:
@@ -166,42 +128,34 @@ def picture(outcome: Outcome) -> Figure:
         ("collapsed", recipe.part_2(), outcome.collapsed),
     ):
         rates[name] = schedule.rates.to_steps(steps).rates()
-        epochs = (*outcome.shared_phase.epochs, *branch.curve.epochs)
-        right = (*outcome.shared_phase.test_accuracy, *branch.curve.test_accuracy)
+        runs = [run for run in (outcome.shared_phase, branch.run) if run.loss]  # trained here
+        right = [accuracy for run in runs for accuracy in run.test_accuracy]
+        epochs = [run.first_epoch + 1 + number for run in runs for number in range(len(run.loss))]
         accuracies[name] = (epochs, right)
     tested = recipe.tested or recipe.test_samples
     return pictures.recipe_curves(rates, accuracies, steps, recipe.collapse_at, tested)
 
 
-def findings(outcomes: Sequence[Outcome], speedup: Any = None) -> list[Finding]:
-    """Compare an outcome with section 6.2 of the guide, for `report.table`."""
-    one, steps = report.first_of(outcomes), GUIDE.iterations()
-    recipe = one.recipe
-    ours, speed = recipe.iterations(), one.images_per_s
+def findings(outcomes: Sequence[Outcome]) -> list[Finding]:
+    """Compare an outcome of the small version with section 6.2 of the guide, for `report.table`."""
+    one, steps = outcomes[0], GUIDE.iterations()
+    recipe, speed = one.recipe, one.shared_phase.images_per_s
+    ours = recipe.iterations()
     (line, line5), (end, end5) = PUBLISHED_TOP
-    what = "ImageNet" if one.real else f"{recipe.test_samples} made-up test pictures"
     hours = {row["configuration"]: row["hours"] for row in published.load("time_to_train")}
     node_h = hours["1x Xeon Platinum 8160 node"]
     row = next(each for each in explained.time_to_train().rows if each.workers == GUIDE.nodes)
-    trained = (
-        f"{speed:.0f} pictures/s of {recipe.image} pixels on {one.ranks} "
-        f"rank{'s' * (one.ranks != 1)}"
-        if speed
-        else "nothing was trained in this call"
-    )
-    same = ("The net is the same." if one.real else
-            "Another net and smaller pictures: the two speeds cannot be compared.")  # fmt: skip
     reduced, original = storage.demand(storage.GUIDE), storage.demand(storage.GUIDE_ORIGINAL_IMAGES)
-    found = [
+    return [
         Finding(
             "collapsed decay",
             f"top-1 {line} -> {end} % ({end - line:+.1f} points), top-5 {line5} -> {end5} %",
             "guide 6.2.7",
             f"top-1 {100 * one.line.top1:.1f} -> {100 * one.collapsed.top1:.1f} % ({one.gain:+.1f} "
             f"points), top-5 {100 * one.line.top5:.1f} -> {100 * one.collapsed.top5:.1f} %",
-            f"{recipe.net} on {what}, one seed: the test alone makes a standard error of "
-            f"{one.over_line(one.collapsed)[1]:.2g} points. The guide's is one run too. Three "
-            "things change at once in the last part; here the pictures also cease to be mirrored.",
+            "One seed, as in the guide: the test alone makes a standard error of "
+            f"{one.over_line(one.collapsed)[1]:.2g} points. Three things change at once in the "
+            "last part; here the pictures also cease to be mirrored.",
         ),
         Finding(
             "global batch",
@@ -211,9 +165,9 @@ def findings(outcomes: Sequence[Outcome], speedup: Any = None) -> list[Finding]:
             f"{recipe.global_batch} = {recipe.nodes} x {recipe.workers_per_node} x "
             f"{recipe.batch_per_worker}, rate up to {recipe.rate:.3g}",
             "The batch of a worker is the guide's, so batch normalisation sees as many pictures. "
-            "The number of workers is this machine's; by the linear rule the rate would be "
-            f"{GUIDE.rate * recipe.global_batch / GUIDE.global_batch:.2g}"
-            + (", as it is." if one.real else ", too little for so few steps."),
+            "By the linear rule the rate would be "
+            f"{GUIDE.rate * recipe.global_batch / GUIDE.global_batch:.2g}, too little for so few "
+            "steps.",
         ),
         Finding(
             "epochs paid",
@@ -230,10 +184,12 @@ def findings(outcomes: Sequence[Outcome], speedup: Any = None) -> list[Finding]:
             "time to train",
             f"~{node_h:.0f} h on one node, 1 h on {GUIDE.nodes}: {row.published:.0f} times",
             "guide 6.2.8, Table 6",
-            f"{trained}; the model predicts {row.predicted:.0f} times for {GUIDE.nodes} nodes",
+            f"{speed:.0f} pictures/s of {recipe.image} pixels on {one.ranks} ranks; the model "
+            f"predicts {row.predicted:.0f} times for {GUIDE.nodes} nodes",
             f"One node of the guide makes {GUIDE.samples * GUIDE.epochs / node_h / 3600:.0f} "
-            f"pictures/s of 224 pixels with ResNet-50. {same} The model describes the ring, not "
-            "the whole machine; 400 and 1 h are rounded.",
+            "pictures/s of 224 pixels with ResNet-50; another net and smaller pictures cannot be "
+            "compared. The model describes the ring, not the whole machine; 400 and 1 h are "
+            "rounded.",
         ),
         Finding(
             "input of a node",
@@ -248,16 +204,4 @@ def findings(outcomes: Sequence[Outcome], speedup: Any = None) -> list[Finding]:
             f"A parallel file system gives the sum; what it may not give is "
             f"{original.opens_per_s:.0f} files opened in a second.",
         ),
-    ]  # fmt: skip
-    if speedup is not None:
-        found.append(Finding(
-            f"speed-up of {speedup.ranks} ranks",
-            f"400 times on {GUIDE.nodes} nodes: {400 / GUIDE.nodes:.0%} efficiency",
-            "guide 6.2.8, Table 6",
-            f"{speedup.speedup:.2f} times ({speedup.efficiency:.0%}), predicted "
-            f"{speedup.predicted_speedup:.2f} from its parts",
-            "Ranks of one machine share memory, caches and clock; nodes do not, but their "
-            "gradients go over a network. Here the exchange of "
-            f"{1e-6 * speedup.nbytes:.2g} MB takes {speedup.exchange_share:.0%} of a step.",
-        ))  # fmt: skip
-    return found
+    ]
