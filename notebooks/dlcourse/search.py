@@ -180,13 +180,15 @@ class Trial:
         return self.number, parameters, self.epochs, self.rung, self.parent, self.history
 
     def __str__(self) -> str:
-        values = ", ".join(f"{name} {_text(value)}" for name, value in self.parameters.items())
         score = f"{self.score:.4f}" if not self.failed else "failed"
-        return f"trial {self.number}: {score} ({values})"
+        return f"trial {self.number}: {score} ({_text(self.parameters)})"
 
 
-def _text(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def _text(parameters: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in parameters.items()
+    )
 
 
 # A method receives the trials of the last round and yields the proposals of the next.
@@ -461,26 +463,14 @@ class SearchResult:
 
     def table(self, rows: int = 10) -> str:
         """Return the best trials as a table, longest trainings first, failed ones last."""
-        names = list(self.trials[0].parameters) if self.trials else []
         order = sorted(self.trials, key=lambda trial: (trial.failed, -trial.epochs, trial.score))
-        lines = [("trial", "score", "epochs", "rung", "rank", "seconds", *names)]
-        lines += [
-            (
-                str(trial.number),
-                trial.error if trial.failed else f"{trial.score:.4f}",
-                *map(str, (trial.epochs, trial.rung, trial.rank)),
-                f"{trial.seconds:.2f}",
-                *(_text(trial.parameters[name]) for name in names),
-            )
-            for trial in order[:rows]
-        ]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        text = "\n".join(
-            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-            for line in lines
-        )
+        lines = ["trial   score  epochs  rung  rank  seconds  parameters"]
+        for trial in order[:rows]:
+            score = f"{trial.score:7.4f}" if not trial.failed else f"{trial.error:7}"
+            line = f"{trial.number:5} {score} {trial.epochs:7} {trial.rung:5} {trial.rank:5}"
+            lines.append(f"{line} {trial.seconds:8.2f}  {_text(trial.parameters)}")
         left = len(order) - rows
-        return text + (f"\n... and {left} more" if left > 0 else "")
+        return "\n".join([*lines, f"... and {left} more"] if left > 0 else lines)
 
     def __str__(self) -> str:
         failed = f", {len(self.failed)} failed" if self.failed else ""

@@ -51,9 +51,6 @@ def positions(length: int, ranks: int, rank: int, sharding: str = "zigzag") -> n
 
     "zigzag" cuts the sequence into 2 p parts and gives rank r parts r and 2 p - 1 - r.
 
-    Raises:
-        ValueError: when the ranks do not divide the length; with the nearest that works.
-
     >>> positions(8, 2, 0), positions(8, 2, 1, "contiguous")
     (array([0, 1, 6, 7]), array([4, 5, 6, 7]))
     """
@@ -193,10 +190,10 @@ def ring_attention_backward(
             scores = _scores(queries, block[0], rows, columns, mask)
             weights = np.exp(scores - log_sums[..., rows, None])
             upper = slope[..., rows, :]
-            back = weights * (upper @ _transposed(values) - common[..., rows, :])
+            back = weights * (upper @ values.mT - common[..., rows, :])
             of_queries[..., rows, :] += back @ keys
             # queries of a group share their keys
-            shares = _transposed(back) @ queries[..., rows, :], _transposed(weights) @ upper
+            shares = back.mT @ queries[..., rows, :], weights.mT @ upper
             for total, share in zip(found, shares, strict=True):
                 total[..., columns, :] += share.sum(axis=2, keepdims=True)
         if step:
@@ -238,8 +235,7 @@ def ulysses_attention_backward(
     from mpi4py import MPI
 
     found = ring_attention_backward(cache, _to_heads(slope, comm), MPI.COMM_SELF)
-    of_queries, of_keys, of_values = (_to_positions(each, comm) for each in found)
-    return of_queries, of_keys, of_values
+    return tuple(_to_positions(each, comm) for each in found)
 
 
 def _require_fitting(
@@ -299,12 +295,8 @@ def _pieces(
 def _scores(
     queries: np.ndarray, keys: np.ndarray, rows: slice, columns: slice, mask: np.ndarray | None
 ) -> np.ndarray:
-    scores = queries[..., rows, :] @ _transposed(keys[..., columns, :])
+    scores = queries[..., rows, :] @ keys[..., columns, :].mT
     return scores if mask is None else np.where(mask, scores, -np.inf)
-
-
-def _transposed(array: np.ndarray) -> np.ndarray:
-    return array.swapaxes(-1, -2)
 
 
 def _pass_on(block: np.ndarray, comm: Comm) -> tuple[np.ndarray, list[Any]]:

@@ -71,11 +71,6 @@ class ParallelLayout:
         """Time of one training step (s)."""
         return self.compute_s + self.exchange_s + self.bubble_s
 
-    @property
-    def efficiency(self) -> float:
-        """Share of the step in which the slowest stage computes."""
-        return self.compute_s / self.step_s
-
 
 @dataclass(frozen=True)
 class TrainingOptions:
@@ -311,9 +306,7 @@ class _Planner:
         options, machine, samples = self.options, self.machine, self.options.global_batch / data
         parts, copies = self._parts(data, pipeline), data * context
         shared = tensor * context  # ranks that share the work of a sample in a stage
-        name, chunks = options.schedule, options.chunks
-        if pipeline == 1:
-            name, chunks = "1f1b", 1
+        name, chunks = (options.schedule, options.chunks) if pipeline > 1 else ("1f1b", 1)
         stages = self._cut(pipeline, chunks)
         work = max(sum(n * layer.flops for layer, n in stage) for stage in stages)
         compute_s = samples * work / shared / self.flops_per_s
@@ -355,9 +348,10 @@ class _Planner:
         # of a microbatch: forward 1, backward 2 of which the weights take 1, recomputation 1
         share = pipeline_schedule.bubble(pipeline, parts, name, chunks, 1, 2 + options.recompute, 1)
         bubble_s = compute_s * share / (1 - share)
-        sides = (data, tensor, pipeline, context, experts)
-        found = (compute_s, exchange_s, bubble_s, memory, memory <= machine.memory_bytes)
-        return ParallelLayout(_name(*sides), *sides[:3], *found, (), context, experts)
+        return ParallelLayout(
+            _name(data, tensor, pipeline, context, experts), data, tensor, pipeline, compute_s,
+            exchange_s, bubble_s, memory, memory <= machine.memory_bytes, (), context, experts,
+        )  # fmt: skip
 
     def by_layer(self) -> ParallelLayout:
         """Predict the layout in which each layer is shared as suits it and its neighbours.

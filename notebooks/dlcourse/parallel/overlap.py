@@ -218,7 +218,7 @@ class BucketedOverlap:
         if in_thread:
             self._thread = BackgroundAllreduce(comm, self._rows, schedule == "priority", self._now)
 
-    def step(self, images: Any, labels: Any) -> float:
+    def step(self, images: Any, labels: Any = None) -> float:
         """Train on one batch and return its mean loss on this rank; every rank must call."""
         net, layers = self.net, range(len(self._rows))
         with agree_or_raise(self.comm):

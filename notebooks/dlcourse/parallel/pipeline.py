@@ -334,8 +334,7 @@ class _SplitStage(_Stage):
         import keras
         import tensorflow as tf
 
-        nodes = nodes_of(graph_of(self.model))
-        layers = [node.operation for node in nodes if not node.is_input]
+        layers = [node.operation for node in _layer_nodes(self.model)]
         for layer in layers:
             dense = isinstance(layer, keras.layers.Dense) or not layer.weights
             must = "be a chain of layers, of which only dense ones have weights, for zb-h1"
@@ -414,15 +413,14 @@ def median_step(measured: Sequence[PipelineStep]) -> PipelineStep:
 
 def cell_seconds(measured: Sequence[PipelineStep]) -> dict[str, list[float]]:
     """Return the median time of each stage's cells, by the kinds that the schedule has (s)."""
-    cells = [cell for step in measured for cell in step.cells]
-    stages, kinds = range(1 + max(cell.stage for cell in cells)), {cell.kind for cell in cells}
+    times: dict[str, dict[int, list[float]]] = {FORWARD: {}, BACKWARD: {}, WEIGHTS: {}}
+    for step in measured:
+        for cell in step.cells:
+            times[cell.kind].setdefault(cell.stage, []).append(cell.seconds)
     return {
-        kind: [
-            statistics.median(c.seconds for c in cells if c.stage == stage and c.kind == kind)
-            for stage in stages
-        ]
-        for kind in (FORWARD, BACKWARD, WEIGHTS)
-        if kind in kinds
+        kind: [statistics.median(stages[stage]) for stage in sorted(stages)]
+        for kind, stages in times.items()
+        if stages
     }
 
 
@@ -443,10 +441,14 @@ class StageCost:
         return samples * held * (self.activation_bytes + self.input_bytes)
 
 
+def _layer_nodes(model: keras.Model) -> list[Any]:
+    return [node for node in nodes_of(graph_of(model)) if not node.is_input]
+
+
 def cut_points(model: keras.Model) -> dict[str, Any]:
     """Return the layers after which a net can be cut: one tensor alone connects the two parts."""
     graph = graph_of(model)
-    nodes = [node for node in nodes_of(graph) if not node.is_input]
+    nodes = _layer_nodes(model)
     last_use = {id(graph.outputs[0]): len(nodes)}
     for place, node in enumerate(nodes):
         last_use.update((id(tensor), place) for tensor in node.input_tensors)
@@ -515,8 +517,7 @@ def partition(work: Sequence[float], parts: int) -> list[int]:
 def stage_costs(model: keras.Model, cuts: Sequence[str]) -> list[StageCost]:
     """Count the cost of each stage of a net with fixed shapes; `cuts` as for `cut`."""
     points = cut_points(model)
-    nodes = [node for node in nodes_of(graph_of(model)) if not node.is_input]
-    names = list(dict.fromkeys(node.operation.name for node in nodes))
+    names = list(dict.fromkeys(node.operation.name for node in _layer_nodes(model)))
     ends = [*(names.index(name) + 1 for name in cuts), len(names)]
     inputs = [graph_of(model).inputs[0], *(points[name] for name in cuts)]
     counted: dict[str, list[Any]] = {name: [] for name in names}
