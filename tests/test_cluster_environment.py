@@ -115,3 +115,22 @@ def test_ranks_work_where_the_kernel_refuses_copies_between_processes(monkeypatc
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
     assert "[2.0, 2.0]" in done.stdout, done.stderr
     assert done.stderr.count("This kernel refuses process_vm_readv") == 1
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[1])))
+from dlguide.cluster import Cluster
+with Cluster(ranks=1) as cluster:
+    print(cluster.run(str, 7))
+"""
+
+
+def test_a_limit_of_open_files_is_raised_or_named_at_once():
+    done = [
+        subprocess.run([sys.executable, "-c", LIMITED, most], capture_output=True, text=True,
+                       timeout=100)
+        for most in ("64", "1024")
+    ]  # fmt: skip
+    assert "a process may open 64 files here and needs up to" in done[0].stderr
+    assert done[1].stdout == "['7']\n", done[1].stderr

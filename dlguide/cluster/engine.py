@@ -122,8 +122,8 @@ class DlguideEngineSetLauncher(MPIEngineSetLauncher):
 
     async def stop(self) -> None:
         """End the ranks, also those that wait in MPI for others."""
-        processes.end(self.mark)
-        processes.remove_folder(Path(self.folder))
+        if not processes.end(self.mark):
+            processes.remove_folder(Path(self.folder))
         await self.join(timeout=self.stop_timeout)
 
 

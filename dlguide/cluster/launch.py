@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import atexit
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -35,10 +36,10 @@ from dlguide.cluster.errors import LAUNCHER_LOG
 from dlguide.cluster.mpi import Mpi, advice, find_mpi, require_one_world
 from dlguide.cluster.supervision import RemoteCall
 from dlguide.cluster.tasks import TaskResult, checked_ranks, payload, run_tasks
-from dlguide.errors import require, require_count
+from dlguide.errors import require, require_count, require_positive
 from dlguide.machine import describe, threads
 
-START_S = 60.0
+FILES_PER_RANK, FILES = 24, 200  # that a cluster has open in one process, at most
 PATIENCE_S = 2.0  # then a call says that it waits for another notebook
 CONNECTION = "security/ipcontroller-dlguide-client.json"
 ENGINES = "security/ipcontroller-dlguide-engine.json"  # written after that
@@ -72,6 +73,8 @@ class Cluster:
         mpi: "mpich", "openmpi" or "intel", which `make mpis` installs; None for the MPI of the
             environment. Horovod is built for MPICH and runs on Intel MPI too; under Open MPI the
             ranks have mpi4py and `dlguide.collectives`.
+        start_timeout_s: how long controller and ranks may take to start (s); a cold parallel file
+            system and many ranks need longer.
         allocation: the machines on which to start the ranks, where neither `inside` nor this
             machine says so; None otherwise.
 
@@ -84,6 +87,7 @@ class Cluster:
     """
 
     mpi: Mpi | None = None
+    start_timeout_s = 60.0
     calling = 0  # the thread whose call goes on
     cell = -1  # the execution count of the notebook's cell that made this cluster
     stopped_means = "stopped"
@@ -99,7 +103,9 @@ class Cluster:
         inside: str | bool | None = None,
         mpi: str | None = None,
         allocation: Allocation | None = None,
+        start_timeout_s: float = 60.0,
     ) -> None:
+        self.start_timeout_s = require_positive(start_timeout_s, "start_timeout_s")
         if allocation is not None:
             fits = isinstance(allocation, Allocation)
             require(fits, "allocation", "be an Allocation or None", type(allocation).__name__)
@@ -202,6 +208,7 @@ class Cluster:
     def _start(self, launcher: list[str]) -> None:
         import ipyparallel
 
+        allow_open_files(FILES + FILES_PER_RANK * self.ranks)
         env = rank_environment(self.plan, self.name, self.folder, self.environment)
         env = self.allocation.environment(env) | {"IPYTHONDIR": str(self.folder)} | ENCRYPTED
         where = [f"--profile-dir={self.folder}", "--cluster-id=dlguide"]
@@ -213,7 +220,9 @@ class Cluster:
         self.allocation.prepare(json.loads((self.folder / ENGINES).read_text()))
         processes.remove_orphaned_shared_memory()
         self._spawn([*launcher, "-n", str(self.ranks), *ENGINE, "--mpi", *where], env)
-        self.client = ipyparallel.Client(str(self.folder / CONNECTION), timeout=START_S)
+        self.client = ipyparallel.Client(
+            str(self.folder / CONNECTION), timeout=self.start_timeout_s
+        )
         self._wait_for(lambda: len(self.client.ids) == self.ranks, f"{self.ranks} ranks")
         self._join()
 
@@ -241,13 +250,14 @@ class Cluster:
         self.children.append(child)
 
     def _wait_for(self, ready: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + self.start_timeout_s
         while not ready():
             ended = [child for child in self.children if child.poll() is not None]
             if ended or time.monotonic() > deadline:
                 file = self.folder / LAUNCHER_LOG  # attached ranks have none
                 log = file.read_text(errors="replace").splitlines() if file.exists() else []
-                why = "ended" if ended else f"did not answer within {START_S:.0f} s"
+                late = f"did not answer within {self.start_timeout_s:g} s (`start_timeout_s`)"
+                why = "ended" if ended else late
                 tail = "\n".join(log[-15:])
                 raise RuntimeError(f"Cluster: {what} {why}.\n{tail}{advice(tail)}")
             time.sleep(0.02)
@@ -378,12 +388,14 @@ class Cluster:
         if self.client is not None:
             self.client.close(linger=0)
             self.client = self.view = None
-        processes.end(self.name)
+        stuck = processes.end(self.name)
         for child in self.children:
-            child.wait()
+            if child.pid not in stuck:
+                child.wait()
         self.children.clear()
         self.engines = []
-        processes.remove_folder(self.folder)
+        if not stuck:
+            processes.remove_folder(self.folder)
         self.folder = None
         atexit.unregister(self.stop)
 
@@ -404,6 +416,23 @@ class Cluster:
             cpus = ", ".join(map(str, each["cpus"]))
             lines.append(f"{each['rank']:5}  {each['pid']:7}  {each['threads']:7}  {cpus}")
         return "\n".join(lines)
+
+
+def allow_open_files(count: int) -> None:
+    """Raise this process's limit of open files, which its children inherit, to what is needed.
+
+    Raises:
+        RuntimeError: if the system does not allow it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    infinite = resource.RLIM_INFINITY
+    if soft != infinite and soft < count:
+        if hard != infinite and hard < count:
+            raise RuntimeError(
+                f"Cluster: a process may open {hard} files here and needs up to {count}. Raise "
+                f"the limit: `ulimit -n {count}`, or ask the administrator."
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
 def default_plan(

@@ -23,6 +23,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ OWNER = "DLGUIDE_OWNER"
 FOLDER = "DLGUIDE_RUN_FOLDER"
 PLAN = "DLGUIDE_THREAD_PLAN"
 PREFIX = "dlguide-"
+WATCHDOG = "dlguide.cluster.processes watchdog"
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_NAMES = ("mpich_shm_", "sm_segment.")  # of MPICH and Open MPI; Intel MPI's has no name
 SETTLED_S = 10.0  # ranks that are just starting may not have opened theirs yet
@@ -113,27 +115,37 @@ def _owner_lives(process: ClusterProcess) -> bool:
 
 
 def end(cluster: str, timeout_s: float = 5.0) -> list[int]:
-    """End every process of one cluster and remove the shared memory that it leaves."""
+    """End every process of one cluster and remove the shared memory that it leaves.
+
+    One that waits in the kernel, as for a parallel file system that does not answer, ends later:
+    then its watchdog stays, which goes on when the owner has gone, and so does the folder.
+
+    Returns:
+        list: the ids of processes that have not ended in time.
+    """
     deadline = time.monotonic() + timeout_s
-    ended: set[int] = set()
     shared: set[Path] = set()
-    while True:
-        ours = [each for each in living() if each.cluster == cluster and each.pid != os.getpid()]
-        if not ours:
-            break
-        for each in ours:
+    left: list[ClusterProcess] = []
+    while time.monotonic() < deadline:
+        left = [each for each in living() if each.cluster == cluster and each.pid != os.getpid()]
+        others = [each for each in left if WATCHDOG not in each.command]
+        for each in others or left:
             shared |= shared_memory_of(each.pid)
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(each.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-            ended.add(each.pid)
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"processes {[each.pid for each in ours]} do not end")
+        if not left:
+            break
         time.sleep(0.02)
     for path in shared:
         path.unlink(missing_ok=True)
-    return sorted(ended)
+    stuck = [each.pid for each in left if WATCHDOG not in each.command]
+    if stuck:
+        print(
+            f"Processes {stuck} of a cluster wait in the kernel, such as for a file system that "
+            "does not answer, and end when that does.",
+            file=sys.stderr,
+        )
+    return stuck
 
 
 def cleanup() -> list[ClusterProcess]:
@@ -205,7 +217,8 @@ def watch(owner_pid: int, cluster: str, folder: Path) -> None:
             time.sleep(0.2)
     else:
         select.select([owner], [], [])
-    end(cluster)
+    while end(cluster, timeout_s=60.0):
+        pass
     remove_folder(folder)
 
 

@@ -207,8 +207,8 @@ def _run_world(
             raise RankError("refused", (), message, f"  {refused.read_text()}") from None
         raise
     finally:
-        processes.end(name)
-        processes.remove_folder(folder)
+        if not processes.end(name):
+            processes.remove_folder(folder)
 
 
 def _copy_errors(launcher: subprocess.Popen, folder: Path) -> None:
