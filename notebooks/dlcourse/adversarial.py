@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.errors import require, require_count, require_positive
+from dlguide.errors import require
 
 if TYPE_CHECKING:
     import keras
@@ -85,7 +85,7 @@ class Game:
         import tensorflow as tf
 
         self.generator, self.discriminator = generator, discriminator
-        self.batch, self.judge_steps = require_count(batch, "batch"), judge_steps
+        self.batch, self.judge_steps = batch, judge_steps
         self.clip, self.losses = clip, loss
         self._draw, self._noise, self.seed = draw, noise or self._normal, seed
         self._optimizers = [keras.optimizers.Adam(rate, beta_1=0.5) for rate in rates]
@@ -97,12 +97,12 @@ class Game:
 
     def play(self, steps: int) -> np.ndarray:
         """Play on from where the game stands."""
-        losses = [self._step() for _ in range(require_count(steps, "steps"))]
+        losses = [self._step() for _ in range(steps)]
         return np.asarray([[float(one) for one in pair] for pair in losses])
 
     def sample(self, samples: int, seed: int = 1) -> np.ndarray:
         """Let the generator give samples."""
-        codes = self._noise((-1, seed), require_count(samples, "samples"))
+        codes = self._noise((-1, seed), samples)
         return np.asarray(self.generator(codes, training=False))
 
     def _normal(self, seed: Any, samples: int) -> Any:
@@ -174,11 +174,6 @@ class Ring:
     radius: float = 2.0
     deviation: float = 0.15
 
-    def __post_init__(self):
-        require_count(self.modes, "modes")
-        require_positive(self.radius, "radius")
-        require_positive(self.deviation, "deviation")
-
     @property
     def centres(self) -> np.ndarray:
         """The places, shape (modes, 2)."""
@@ -214,8 +209,6 @@ class Ring:
         points are good points near it.
         """
         points = np.asarray(points, float)
-        flat = points.ndim == 2 and points.shape[1:] == (2,) and len(points) > 0
-        require(flat, "points", "have the shape (samples, 2)", points.shape)
         apart = np.linalg.norm(points[:, None, :] - self.centres, axis=2)
         nearest, good = apart.argmin(axis=1), apart.min(axis=1) <= 3 * self.deviation
         near = np.bincount(nearest[good], minlength=self.modes)
@@ -225,10 +218,6 @@ class Ring:
 def frechet_distance(one: ArrayLike, other: ArrayLike) -> float:
     """Compare two sets of samples by mean and covariance of their features."""
     sets = [np.asarray(each, float) for each in (one, other)]
-    shapes = [each.shape for each in sets]
-    alike = all(len(s) == 2 and s[0] >= 2 for s in shapes) and shapes[0][1] == shapes[1][1]
-    must = "be at least 2 samples x equally many features each"
-    require(alike, "one, other", must, shapes)
     means = [each.mean(axis=0) for each in sets]
     first, second = (np.atleast_2d(np.cov(each, rowvar=False)) for each in sets)
     values, vectors = np.linalg.eigh(first)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.errors import require, require_count, require_positive
+from dlguide.errors import require
 
 if TYPE_CHECKING:
     import keras
@@ -31,7 +31,7 @@ class Landscape:
 
 def bowl(curvatures: tuple[float, float] = (1.0, 1.0)) -> Landscape:
     """Make a bowl, which is a valley where the curvatures differ much."""
-    a, b = (require_positive(each, "curvatures") for each in curvatures)
+    a, b = curvatures
     return Landscape(
         lambda x, y: (a * x**2 + b * y**2) / 2,
         lambda point: np.array([a, b]) * point,
@@ -42,8 +42,6 @@ def bowl(curvatures: tuple[float, float] = (1.0, 1.0)) -> Landscape:
 
 def two_valleys(tilt: float = 0.3) -> Landscape:
     """Make two valleys, of which the left one is deeper."""
-    tilted = 0 < require_positive(tilt, "tilt") <= 1
-    require(tilted, "tilt", "be at most 1, or the right valley has no bottom", tilt)
     deepest = float(np.roots([4.0, 0.0, -4.0, tilt]).real.min())
     return Landscape(
         lambda x, y: (x**2 - 1) ** 2 + tilt * x + y**2 / 2,
@@ -70,7 +68,6 @@ def walk(
     steps: int,
 ) -> np.ndarray:
     """Follow an optimizer downhill and keep every point."""
-    require_count(steps, "steps")
     point = np.array(start, float)
     update = (
         _plain(optimizer) if isinstance(optimizer, int | float) else _of_keras(optimizer, point)
@@ -82,7 +79,6 @@ def walk(
 
 
 def _plain(rate: float) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    require_positive(rate, "optimizer")
     return lambda point, gradient: point - rate * gradient
 
 
@@ -127,11 +123,7 @@ def evolve(
     seed: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Search by evolution, which needs the loss and no gradient."""
-    require_count(generations, "generations")
-    require_count(count, "count", least=2)
-    fewer = require_count(parents, "parents") < count
-    require(fewer, "parents", f"be fewer than the {count} children", parents)
-    steps = [require_positive(step, "step")]
+    steps = [step]
     means = [np.array(start, float)]
     for generation in range(generations):
         drawn = list(children(means[-1], steps[-1], count, seed, generation))
@@ -143,8 +135,6 @@ def evolve(
 
 def largest(good: Callable[[float], bool], low: float, high: float, halvings: int = 20) -> float:
     """Find by halving how large a number may be, such as a learning rate."""
-    require_count(halvings, "halvings")
-    require(low < high, "low", f"be below the {high:g} of `high`", low)
     for _ in range(halvings):
         middle = (low + high) / 2
         low, high = (middle, high) if good(middle) else (low, middle)

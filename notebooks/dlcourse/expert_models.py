@@ -19,7 +19,6 @@ import numpy as np
 from dlcourse import texts
 from dlcourse.parallel import experts
 from dlguide.collectives.communicator import counting_comm
-from dlguide.errors import require_known
 from dlguide.parallel.zero import UpdateRule
 
 if TYPE_CHECKING:
@@ -51,7 +50,6 @@ class Run:
 
 def multiply_adds(kind: str) -> dict[str, int]:
     """Multiply-adds of one token forward, by part; places that stay empty are a part as well."""
-    require_known(kind, RATES, "kind")
     dense = 2 * WIDTH * (HIDDEN if kind != "dense, equal weights" else EXPERTS * HIDDEN // K)
     if kind.startswith("dense"):
         return {"layer": dense, "router": 0, "empty places": 0}
@@ -109,7 +107,7 @@ def train(
         steps: over which the rate falls.
         stop: after how many of them the training ends; None for all.
     """
-    rate = RATES[require_known(kind, RATES, "kind")] if rate is None else rate
+    rate = RATES[kind] if rate is None else rate
     text = texts.novels()
     learned, held_out = text.split(0.05)
     counting = comm if hasattr(comm, "sent_bytes") else counting_comm(comm)

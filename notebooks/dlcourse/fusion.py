@@ -15,7 +15,7 @@ import numpy as np
 
 from dlguide.collectives import allreduce
 from dlguide.collectives.agreement import require_equal
-from dlguide.errors import ranks_in_words, require, require_count, require_positive
+from dlguide.errors import ranks_in_words
 from dlguide.measure import Timing, timing
 
 if TYPE_CHECKING:
@@ -39,11 +39,10 @@ def fused(nbytes: Sequence[int], threshold_nbytes: int) -> list[list[int]]:
     does not fit the message ends, and that tensor opens the next one. Leaves out the time
     (HOROVOD_CYCLE_TIME): all tensors are taken to be ready at once.
     """
-    require_count(threshold_nbytes, "threshold_nbytes", least=0)
     messages: list[list[int]] = []
     filled = 0
     for place, size in enumerate(nbytes):
-        filled += require_count(size, "nbytes", least=0)
+        filled += size
         if not messages or filled > threshold_nbytes:
             messages.append([])
             filled = size
@@ -69,8 +68,6 @@ def predict(
 
     Leaves out negotiation, and that a speed depends on the size.
     """
-    require(latency_s >= 0, "latency_s", "be at least 0", latency_s)
-    require_positive(bytes_per_s, "bytes_per_s")
     seconds = 0.0
     for message in fused(nbytes, threshold_nbytes):
         size = sum(nbytes[place] for place in message)
@@ -109,9 +106,6 @@ def measure(
     is repeated, and counts as long as the slowest rank took.
     """
     require_equal(comm, nbytes=list(nbytes), thresholds=list(thresholds), repeats=repeats)
-    for size in nbytes:
-        whole = require_count(size, "nbytes") % 4 == 0
-        require(whole, "nbytes", "be multiples of the 4 bytes of a float32", size)
     drawn = [_tensors(nbytes, rank) for rank in range(comm.size)]
     expected = [sum(each) for each in zip(*drawn, strict=True)]
     found = []

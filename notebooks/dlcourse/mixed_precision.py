@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide import measure, models
-from dlguide.errors import require, require_positive
 
 if TYPE_CHECKING:
     import keras
@@ -45,11 +44,8 @@ def gradients(
     model: keras.Sequential, images: np.ndarray, labels: np.ndarray
 ) -> dict[str, dict[str, np.ndarray]]:
     """Compute the gradients of one batch's mean loss: of the weights and of all layers' outputs."""
-    import keras
     import tensorflow as tf
 
-    sequential = isinstance(model, keras.Sequential)
-    require(sequential, "model", "be a keras.Sequential", type(model).__name__)
     outputs = {}
     with tf.GradientTape() as tape:
         passed = tf.convert_to_tensor(images)
@@ -107,7 +103,6 @@ class _Training:
     def __init__(
         self, net: str, data: Sequence[np.ndarray], dtype: str, scaled: bool, loss_weight: float = 1
     ) -> None:
-        weight = require_positive(loss_weight, "loss_weight")
         self.model = model = models.build(net, seed=0, dropout=0.0, dtype=dtype)
         self.data, self.dtype, self.scaled = data, dtype, scaled
         self.random, self.losses, self.seconds = np.random.default_rng(0), [], []
@@ -115,7 +110,7 @@ class _Training:
         import keras
         import tensorflow as tf
 
-        optimizer: Any = keras.optimizers.SGD(0.05 / weight, momentum=0.9)
+        optimizer: Any = keras.optimizers.SGD(0.05 / loss_weight, momentum=0.9)
         if scaled:
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
         optimizer.build(model.trainable_variables)
@@ -126,7 +121,7 @@ class _Training:
                 logits = tf.cast(model(images, training=True), "float32")
                 losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
                 loss = tf.reduce_mean(losses)
-                large = optimizer.scale_loss(weight * loss)
+                large = optimizer.scale_loss(loss_weight * loss)
             values = [v.value for v in model.trainable_variables]
             optimizer.apply(tape.gradient(large, values), model.trainable_variables)
             return loss

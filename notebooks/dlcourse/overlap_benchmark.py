@@ -19,7 +19,6 @@ import numpy as np
 
 from dlguide.collectives.agreement import agree_or_raise, require_equal
 from dlguide.collectives.communicator import require_threads
-from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.measure.timing import Timing, timing
 
 if TYPE_CHECKING:
@@ -92,13 +91,6 @@ def measure(
     asked = {"nbytes": nbytes, "compute_s": compute_s, "ways": tuple(ways), "computes": computes}
     require_equal(comm, **asked, repeats=repeats)
     with agree_or_raise(comm):
-        require(len(ways) > 0, "ways", "name at least one way", ways)
-        for way in ways:
-            require_known(way, WAYS, "ways")
-        require_known(computes, COMPUTES, "computes")
-        require_count(nbytes, "nbytes", least=4)
-        require_count(repeats, "repeats")
-        require_positive(compute_s, "compute_s")
         if any(way.endswith("thread") for way in ways):
             require_threads()
     own = comm.Dup()

@@ -18,7 +18,7 @@ from time import perf_counter, time
 
 import numpy as np
 
-from dlguide.errors import require, require_count, require_positive
+from dlguide.errors import require
 from dlguide.measure import TrainingResult
 
 
@@ -50,7 +50,7 @@ class StartUp:
 
     def after(self, batches: int) -> float:
         """Return the mean throughput over the first batches."""
-        return self.images * require_count(batches, "batches") / self.seconds(batches)
+        return self.images * batches / self.seconds(batches)
 
     def seconds(self, batches: int) -> float:
         """Return the time of the first batches (s)."""
@@ -61,10 +61,7 @@ def from_mean(
     images_per_s: float, images: int, batches: int, first_s: float, rounding_s: float = 0.0
 ) -> StartUp:
     """Separate the first batch from a mean."""
-    require_count(batches, "batches", least=2)
-    whole = (
-        batches * require_count(images, "images") / require_positive(images_per_s, "images_per_s")
-    )
+    whole = batches * images / images_per_s
     then = "Is the throughput that of all workers, and the batch too?"
     must = f"be shorter than all {batches} batches together, {whole:.3g} s"
     require(0 <= first_s < whole, "first_s", must, first_s, then)
@@ -74,9 +71,8 @@ def from_mean(
 
 def from_steps(step_s: Sequence[float], images: int) -> StartUp:
     """Separate the first batch from the median of the others, of a `TrainingResult`'s `step_s`."""
-    require(len(step_s) > 1, "step_s", "hold at least 2 steps", len(step_s))
     others = np.median(step_s[1:])
-    return StartUp(require_count(images, "images"), len(step_s), float(step_s[0]), float(others))
+    return StartUp(images, len(step_s), float(step_s[0]), float(others))
 
 
 @dataclass(frozen=True)
@@ -166,7 +162,6 @@ def load_by_phase(record: Utilisation, runs: Sequence[TrainingResult]) -> dict[s
     "idle" has only samples that lie wholly between a mark "idle" and the next mark. What lies
     neither there nor in a phase, such as starting a call on the ranks, counts nowhere.
     """
-    require(len(record.time_s) > 0, "record", "hold at least one sample", 0, "Wait longer.")
     spans = sorted(
         (run.started_unix_s - record.started_unix_s + begin,
          run.started_unix_s - record.started_unix_s + end, name)

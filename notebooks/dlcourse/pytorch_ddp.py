@@ -26,13 +26,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlcourse import pytorch_net
-from dlcourse.pytorch_rendezvous import joined_by_mpi
 from dlcourse.replicas import Owner, nbytes
 from dlguide.collectives import allreduce, ring_share
-from dlguide.collectives.agreement import agree_or_raise, require_equal
+from dlguide.collectives.agreement import require_equal
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset
-from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.measure import Timing, TrainingResult, steady_images_per_s, timing
 
 if TYPE_CHECKING:
@@ -242,7 +240,7 @@ def traffic(ranks: int, weights_nbytes: int, images_nbytes: int) -> dict[str, fl
     With a ring allreduce every rank sends 2 (p - 1) / p gradients and receives as many, and no
     images, since each rank reads its own. Leaves out the outputs, which are few.
     """
-    p = require_count(ranks, "ranks")
+    p = ranks
     helper = 2.0 * weights_nbytes + images_nbytes / p if p > 1 else 0.0
     ring = 2 * ring_share(p) * weights_nbytes
     return {"rank 0": (p - 1) * helper, "a helper": helper, "each of a ring": ring}
@@ -288,24 +286,14 @@ def train(
         asked = {"way": way, "batch": batch, "learning_rate": learning_rate, "samples": samples}
         options = {"cap_nbytes": cap_nbytes, "views": views, "watch": watch, "layout": layout}
         require_equal(comm, **asked, **options)
-    with agree_or_raise(comm) if comm else contextlib.nullcontext():
-        require_known(way, WAYS, "way")
-        then = "Give the ranks as `comm`, or take the way alone."
-        require(way == "alone" or comm is not None, "comm", f"be the ranks for {way}", comm, then)
-        then = "Leave `comm` out, or take another way."
-        require(way != "alone" or comm is None, "comm", "be None for a process alone", comm, then)
-        require_positive(learning_rate, "learning_rate")
-        require_known(layout, pytorch_net.LAYOUTS, "layout")
-        pytorch_net.require_shapes(weights)
-        datasets.epoch_batches(samples, batch, rank, ranks, 0, SEED)
-    if comm:  # "own" sends no first weights: ranks with different ones would stay apart
+        # "own" sends no first weights: ranks with different ones would stay apart
         checksum = zlib.crc32(b"".join(array.tobytes() for array in weights))
         require_equal(comm, weights=f"{weights[0].dtype} with checksum {checksum:08x}")
     dealt = (batch * ranks, 0, 1) if owned else (batch, rank, ranks)
     parts = datasets.epoch_batches(samples, *dealt, 0, SEED)
     pytorch_net.require_pytorch()
     threads, net = pytorch_net.set_threads(), pytorch_net.build(weights, layout)
-    with joined_by_mpi(comm) if way == "ddp" else contextlib.nullcontext():
+    with pytorch_net.joined_by_mpi(comm) if way == "ddp" else contextlib.nullcontext():
         worker: Alone
         if way == "ddp":
             worker = Distributed(net, learning_rate, ranks, cap_nbytes, views)
@@ -386,7 +374,7 @@ def measure_parts(
     sample = data.train_images[mine], data.train_labels[mine], 1 / (batch * comm.size)
     flat = np.zeros(sum(each.size for each in weights), weights[0].dtype)
     shared = torch.from_numpy(flat)
-    with joined_by_mpi(comm):
+    with pytorch_net.joined_by_mpi(comm):
         workers = {
             cap: Distributed(pytorch_net.build(weights), 0.01, comm.size, cap) for cap in caps
         }

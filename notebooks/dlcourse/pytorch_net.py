@@ -1,4 +1,4 @@
-"""The MNIST net in PyTorch with the weights of the Keras net, DDP's buckets, and layouts.
+"""The MNIST net in PyTorch with the weights of the Keras net, DDP's buckets, layouts, rendezvous.
 
 PyTorch is an optional part of the installation. A process loads either PyTorch or TensorFlow, not
 both: each has its own threads.
@@ -10,20 +10,28 @@ width and outputs x inputs x height x width, and a dense layer's kernel transpos
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlcourse.tensorflow_lab import free_ports
 from dlguide import measure
 from dlguide.errors import MissingComponentError, require, require_known
 
 if TYPE_CHECKING:
     import torch
+    from mpi4py.MPI import Comm
 
 # names and shapes of the trainable variables of "mnist_cnn" in Keras, in their order
 SHAPES = {
@@ -253,3 +261,104 @@ def _both_in_turns(
             times.append(perf_counter() - begin)
     first, second = (measure.Timing(tuple(each[1:]), tuple(each[:1])) for each in seconds)
     return first, second
+
+
+# --- rendezvous ---
+# Before processes can exchange anything, each must know where the others listen. MPI's launcher
+# provides that; Gloo has no launcher. Its processes only need one place that all of them know, to
+# write their address and to read the others': an address, a shared file, a key-value store.
+
+PLACES = ("tcp", "file", "store")
+
+
+@dataclass(frozen=True)
+class Met:
+    """The result of a rendezvous without MPI, for one process."""
+
+    rank: int
+    place: str
+    total: float
+    keys: int
+    mpi_loaded: bool
+
+
+@contextlib.contextmanager
+def joined(
+    rank: int, ranks: int, timeout_s: float, url: str | None = None, store: Any = None
+) -> Iterator[None]:
+    """Join a Gloo group for the length of a block; all ranks must enter it.
+
+    Call a function in the block, so that sums begun with `async_op=True` are freed before the group
+    is: after it, one may wait for Gloo's thread with Python's lock, which that thread needs.
+    """
+    import torch.distributed as dist
+
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    wait = timedelta(seconds=timeout_s)
+    dist.init_process_group("gloo", url, wait, world_size=ranks, rank=rank, store=store)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def joined_by_mpi(comm: Comm, timeout_s: float = 60.0) -> Iterator[None]:
+    """Join a Gloo group of the ranks that MPI has started; collective."""
+    require_pytorch()
+    store = listening(0, comm.size, timeout_s) if comm.rank == 0 else None
+    port = comm.bcast(store.port if store else None)
+    store = store or connected(port, comm.size, timeout_s)
+    with joined(comm.rank, comm.size, timeout_s, store=store):
+        yield
+    comm.Barrier()  # rank 0's store ends with it, and no rank may still be asking
+
+
+def listening(port: int, ranks: int, timeout_s: float) -> Any:
+    """Open a key-value store on a port of loopback, 0 for a free one."""
+    import torch.distributed as dist
+
+    door = socket.create_server(("127.0.0.1", port))
+    port, wait = door.getsockname()[1], timedelta(seconds=timeout_s)
+    options = {"wait_for_workers": False, "master_listen_fd": door.detach()}
+    return dist.TCPStore("127.0.0.1", port, ranks, True, wait, **options)
+
+
+def connected(port: int, ranks: int, timeout_s: float) -> Any:
+    """Connect to the key-value store that another process has opened."""
+    import torch.distributed as dist
+
+    wait = timedelta(seconds=timeout_s)
+    return dist.TCPStore("127.0.0.1", port, ranks, False, wait, wait_for_workers=False)
+
+
+def meet(ranks: int, timeout_s: float = 60.0) -> list[list[Met]]:
+    """Let plain processes without MPI find each other at each place and sum their rank + 1."""
+    require_pytorch()
+    with TemporaryDirectory() as folder, get_context("spawn").Pool(ranks) as processes:
+        tcp, store = free_ports(2)
+        places = {"tcp": f"tcp://127.0.0.1:{tcp}", "file": f"file://{folder}/rendezvous"}
+        jobs = [(rank, ranks, places | {"store": str(store)}, timeout_s) for rank in range(ranks)]
+        return processes.starmap_async(take_part, jobs, chunksize=1).get(timeout_s)
+
+
+def take_part(rank: int, ranks: int, places: dict[str, str], timeout_s: float) -> list[Met]:
+    """Meet the others at each place in turn and sum rank + 1 of all ranks."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    torch.set_num_threads(1)
+    found = []
+    for place, address in places.items():
+        where: dict[str, Any] = {"url": address}
+        if place == "store":
+            where = {"store": (connected if rank else listening)(int(address), ranks, timeout_s)}
+        with joined(rank, ranks, timeout_s, **where):
+            number = torch.tensor([float(rank + 1)])
+            dist.all_reduce(number)
+            keys = distributed_c10d._get_default_store().num_keys()
+            dist.barrier()
+        maps = Path("/proc/self/maps").read_text()
+        found.append(Met(rank, place, float(number), keys, "libmpi" in maps))
+    return found

@@ -17,8 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.errors import require_count
-
 Tree = Any  # a whole number, or a pair of trees
 
 
@@ -33,8 +31,6 @@ def weights(words: int = 50, width: int = 8, seed: int = 0) -> dict[str, np.ndar
 
 def sentences(count: int = 40, longest: int = 8, words: int = 50, seed: int = 0) -> list[Tree]:
     """Draw sentences of 2 to `longest` words, each with a random tree."""
-    require_count(count, "count")
-    require_count(longest, "longest", least=2)
     random = np.random.default_rng(seed)
 
     def grow(length: int) -> Tree:

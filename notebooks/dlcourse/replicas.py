@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.errors import require, require_count
-
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
@@ -129,10 +127,7 @@ def memory(
     so that the first holds (1 + s) W more, and the samples of the others. Leaves out what a
     library keeps for itself (workspaces, fragments), which is alike on all devices.
     """
-    p = require_count(ranks, "ranks")
-    w = require_count(weights_nbytes, "weights_nbytes", least=0)
-    inputs = require_count(inputs_nbytes, "inputs_nbytes", least=0)
-    own = require_count(activations_nbytes, "activations_nbytes", least=0) // p
+    p, w, inputs, own = ranks, weights_nbytes, inputs_nbytes, activations_nbytes // ranks
     first = DeviceMemory(w, w, w if p > 1 else 0, state_copies * w, inputs, own)
     return first, first if p == 1 else DeviceMemory(w, w, 0, 0, inputs // p, own)
 
@@ -164,8 +159,6 @@ class Replicas:
         """Make one step; collective. Moves 2 (p - 1) W and the samples of p - 1 ranks."""
         owner, first = Owner(self.comm), self.comm.rank == 0
         samples = self.comm.bcast(len(arrays[0]) if first else None)
-        must = f"hold a sample for each of the {self.comm.size} ranks"
-        require(samples >= self.comm.size, "arrays", must, samples)
         with owner.phase("scatter inputs"):
             own = owner.deal(arrays, "inputs")
         with owner.phase("send weights"):

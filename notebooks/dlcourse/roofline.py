@@ -26,7 +26,6 @@ import numpy as np
 from dlcourse import int8
 from dlcourse.onednn import bf16_missing
 from dlguide import commands
-from dlguide.errors import require, require_count, require_positive
 from dlguide.machine.topology import Machine, describe, last_level_cache_bytes
 from dlguide.measure import limits
 
@@ -84,19 +83,11 @@ def measure(seconds: float = 8.0) -> Roof:
     float32 and bfloat16: products of square matrices by TensorFlow (oneDNN); int8: products of
     8-bit integers summed in 32 bits by onnxruntime; memory: STREAM's Copy, Add and a sum over
     arrays much larger than the caches. The roof is the *highest* rate of all repeats, as for
-    STREAM: disturbances only lower a rate. Loading takes about 15 s more.
-
-    Args:
-        seconds: time of all measurements (s).
-
-    Returns:
-        Roof: highest and median rates; `missing` says why a format has none.
+    STREAM: disturbances only lower a rate. Loading takes about 15 s more than `seconds`.
 
     Raises:
-        ValueError: if `seconds` is not positive.
         RuntimeError: if memory or float32 could not be measured, with the reason.
     """
-    budget_s = require_positive(seconds, "seconds")
     machine = describe()
     cpus = _one_cpu_a_core(machine)
     no_bf16 = bf16_missing()
@@ -104,14 +95,14 @@ def measure(seconds: float = 8.0) -> Roof:
         no_bf16 = "this processor multiplies no bfloat16; emulated it would be slower"
     job = {
         "cpus": cpus,
-        "seconds": budget_s / 4,
+        "seconds": seconds / 4,
         "array_bytes": _array_bytes(machine, cpus),
         "bfloat16": not no_bf16,
     }
     found: dict[str, dict[str, Any]] = {}
     missing = {"bfloat16": no_bf16} if no_bf16 else {}
     for part, names in _PARTS.items():
-        answer, trouble = limits.ask(__name__, part, job, _LOADING_S + 4 * budget_s)
+        answer, trouble = limits.ask(__name__, part, job, _LOADING_S + 4 * seconds)
         found |= answer
         for name in names:
             if name not in answer and name not in missing:
@@ -164,21 +155,14 @@ def place(
     Count only bytes that must come from or go to memory; a kernel whose data fit into a cache may
     be above the slope. Latency is left out, and that not all operations are products with sums.
 
-    Returns:
-        RooflinePoint: what it can reach, and what limits it.
-
-    Raises:
-        ValueError: if a number is not positive.
-
     Source:
         Williams, Waterman and Patterson, Roofline, Communications of the ACM 52 (2009), 65-76.
     """
-    work = require_positive(flops, "flops")
-    intensity, peak = work / require_positive(nbytes, "nbytes"), roof.flops_per_s["float32"]
+    intensity, peak = flops / nbytes, roof.flops_per_s["float32"]
     slope = intensity * roof.bytes_per_s
     bound = "memory" if slope < peak else "compute"
-    reached = None if seconds is None else work / require_positive(seconds, "seconds")
-    return RooflinePoint(name, work, intensity, min(slope, peak), bound, reached)
+    reached = None if seconds is None else flops / seconds
+    return RooflinePoint(name, flops, intensity, min(slope, peak), bound, reached)
 
 
 def predict(cores: int, clock_hz: float, lane_bits: int) -> float:
@@ -190,17 +174,8 @@ def predict(cores: int, clock_hz: float, lane_bits: int) -> float:
     pairs do twice as much, int8 with VNNI four times. Matrix units such as AMX are left out, and
     that the clock changes with the load.
 
-    Args:
-        cores: physical cores (count).
-        clock_hz: cycles per second of a computing core.
-        lane_bits: width of one unit: 128, 256 or 512 (bits). Zen 4 executes instructions of 512
-            bits in two turns of its 256-bit units.
-
-    Returns:
-        float: peak (flop/s).
-
-    Raises:
-        ValueError: if a number is not positive or `lane_bits` no multiple of 32.
+    `lane_bits` is the width of one unit: 128, 256 or 512 (Zen 4 executes instructions of 512 bits in
+    two turns of its 256-bit units).
 
     Source:
         PRACE guide 2019, Table 1, notes e and f: 28 cores at 1.7e9 with two units of 512 bits.
@@ -208,10 +183,7 @@ def predict(cores: int, clock_hz: float, lane_bits: int) -> float:
     >>> predict(28, 1.7e9, 512) / 1e12
     3.0464
     """
-    width = require_count(lane_bits, "lane_bits")
-    require(width % 32 == 0, "lane_bits", "be a multiple of 32", lane_bits)
-    each = 2 * (width // 32) * 2
-    return require_count(cores, "cores") * require_positive(clock_hz, "clock_hz") * each
+    return cores * clock_hz * 2 * (lane_bits / 32) * 2
 
 
 def _one_cpu_a_core(machine: Machine) -> list[int]:

@@ -17,7 +17,6 @@ import scipy.stats
 
 from dlcourse import measured
 from dlguide.cluster.tasks import blocks
-from dlguide.errors import require, require_count
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,6 @@ class TaskBar:
 
 def first_free(seconds: Sequence[float], ranks: int) -> list[TaskBar]:
     """Assign tasks in their order, each to the first free rank (list scheduling)."""
-    _require(seconds, ranks)
     free = [(0.0, rank) for rank in range(ranks)]
     bars = []
     for number, length in enumerate(seconds):
@@ -50,7 +48,6 @@ def first_free(seconds: Sequence[float], ranks: int) -> list[TaskBar]:
 
 def beforehand(seconds: Sequence[float], ranks: int) -> list[TaskBar]:
     """Assign tasks in blocks of equal numbers, whatever their times."""
-    _require(seconds, ranks)
     bars = []
     for rank, block in enumerate(blocks(len(seconds), ranks)):
         start_s = 0.0
@@ -69,7 +66,6 @@ def makespan(bars: Sequence[TaskBar]) -> float:
 
 def bounds(seconds: Sequence[float], ranks: int) -> tuple[float, float]:
     """Bound the makespan of `first_free`, without knowing the order of the tasks."""
-    _require(seconds, ranks)
     longest = max(seconds, default=0.0)
     share = sum(seconds) / ranks
     return max(share, longest), share + (1 - 1 / ranks) * longest
@@ -77,7 +73,6 @@ def bounds(seconds: Sequence[float], ranks: int) -> tuple[float, float]:
 
 def expected_least_error(error: float, images: int, trials: int) -> float:
     """Predict the smallest validation error of several equally good nets."""
-    require(0 <= error <= 1, "error", "be a share from 0 to 1", error)
     above = scipy.stats.binom.sf(np.arange(images), images, error)
     return float((above**trials).sum() / images)
 
@@ -139,7 +134,6 @@ def play(
         work_s: no training starts once the work of those begun has reached it.
         until_s: no training starts later.
     """
-    require_count(ranks, "ranks")
     bars, running, idle, now_s, spent_s = [], [], list(range(ranks)), 0.0, 0.0
     while True:
         while idle and spent_s < work_s and now_s < until_s:
@@ -155,9 +149,3 @@ def play(
         now_s, rank, *ended = heapq.heappop(running)
         scheduler.ended(*ended)
         idle = sorted([*idle, rank])
-
-
-def _require(seconds: Sequence[float], ranks: int) -> None:
-    require_count(ranks, "ranks")
-    right = all(each >= 0 for each in seconds)
-    require(right, "seconds", "be at least 0 for each task", list(seconds))

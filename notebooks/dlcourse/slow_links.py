@@ -20,7 +20,6 @@ import numpy as np
 
 from dlguide import collectives
 from dlguide.data import datasets
-from dlguide.errors import require_known
 from dlguide.measure import timing
 from dlguide.parallel import compression
 from dlguide.scaling import costs
@@ -50,7 +49,7 @@ BIG, LARGE = 16 << 20, 4 << 20  # messages of the longer measurement, of `link`
 
 def weights_of(net: str, seed: int = 0) -> list[np.ndarray]:
     """Draw the weights and the zero biases of a net, layer after layer."""
-    widths = WIDTHS[require_known(net, WIDTHS, "net")]
+    widths = WIDTHS[net]
     random, found = np.random.default_rng(seed), []
     for inputs, outputs in pairwise(widths):
         scale = np.sqrt(2 / inputs) / (len(widths) if inputs == outputs else 1)
@@ -90,7 +89,7 @@ def gradients(
 
 def sizes(net: str) -> list[int]:
     """Return the bytes of each array of a net's gradient."""
-    widths = WIDTHS[require_known(net, WIDTHS, "net")]
+    widths = WIDTHS[net]
     pairs = pairwise(widths)
     return [4 * size for inputs, outputs in pairs for size in (inputs * outputs, outputs)]
 
@@ -108,7 +107,6 @@ def _mean(flat: np.ndarray, comm: Comm) -> np.ndarray:
 
 def _sender(net: str, scheme: str, comm: Comm) -> Callable[[list[np.ndarray]], list[np.ndarray]]:
     """Return what takes the arrays of this rank and returns the means over all ranks."""
-    require_known(scheme, SCHEMES, "scheme")
     ends = np.cumsum([size // 4 for size in sizes(net)])[:-1]
     shapes = [array.shape for array in weights_of(net)]
     way = {"16 bits": compression.bf16, "top-k 1 %": lambda: compression.top_k(TOP)}
@@ -207,7 +205,7 @@ def traffic(net: str, scheme: str) -> tuple[float, float]:
         "16 bits": (1.0, total / 2),
         "top-k 1 %": (1.0, 2 * TOP * total),
         "every 8 steps": (2.0 / EVERY, total / EVERY),
-    }[require_known(scheme, SCHEMES, "scheme")]
+    }[scheme]
 
 
 def one_way(comm: Comm, nbytes: int, repeats: int) -> list[float]:

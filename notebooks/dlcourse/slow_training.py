@@ -22,7 +22,6 @@ from dlcourse import nets, texts
 from dlcourse.flat_net import FlatNet
 from dlcourse.nets import GPTShape
 from dlcourse.slow_links import ShapedLink
-from dlguide.errors import require_known
 from dlguide.parallel import compression
 from dlguide.parallel.local_sgd import DiLoCo, LocalSGD
 from dlguide.parallel.zero import UpdateRule
@@ -207,7 +206,7 @@ def train(
         windows: of a rank in each step.
     """
     if isinstance(scheme, str):
-        scheme = SCHEMES[require_known(scheme, SCHEMES, "scheme")]
+        scheme = SCHEMES[scheme]
     run, weights = Run(), initial_weights(seed)
     arrays, state = net().views(weights), [np.zeros_like(weights) for _ in range(2)]
     code, averaging, total = scheme.code(), scheme.make_averaging(), None
@@ -302,7 +301,7 @@ def predict(scheme: str, compute_s: float, link: ShapedLink, hidden: bool = True
     An exchange of n bytes takes two messages that wait for each other, of n bytes together. With
     `hidden` the fragments of "streaming" travel while the ranks compute, as if by another core.
     """
-    own = SCHEMES[require_known(scheme, SCHEMES, "scheme")]
+    own = SCHEMES[scheme]
     between, found = own.every // own.fragments * compute_s, 0.0
     for nbytes in message_nbytes(own):
         exchange_s = link.latency_s + link.seconds(nbytes)

@@ -21,7 +21,6 @@ import numpy as np
 
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset
-from dlguide.errors import require, require_count
 from dlguide.parallel.compression import Compressor
 from dlguide.parallel.local_sgd import LocalSGD
 
@@ -107,14 +106,6 @@ def train_on_ranks(
     decay: bool = False,
 ) -> SchemeRun:
     """Train the small net on all ranks by one scheme; every rank must call."""
-    steps, look_every = require_count(steps, "steps"), require_count(look_every, "look_every")
-    every_steps, batch = require_count(every_steps, "every_steps"), require_count(batch, "batch")
-    then = "Make one with `dlguide.parallel.compression` or `dlguide.parallel.local_sgd`."
-    valid = isinstance(way, Compressor | LocalSGD)
-    require(valid, "way", "be a compressor or a scheme that averages", way, then)
-    if not alike:  # all ranks have all labels, so all refuse alike
-        least = int(np.bincount(data.train_labels % comm.size, minlength=comm.size).min())
-        require(batch <= least, "batch", f"be at most the {least} samples of some rank", batch)
     weights, evaluations, spent = initial_weights(seed), [], 0.0
     velocities = [np.zeros_like(weight) for weight in weights]
     images = data.train_images.reshape(len(data.train_labels), -1)
@@ -193,9 +184,7 @@ class Images:
     @classmethod
     def of(cls, data: Dataset, train: int, validation: int) -> Images:
         """Cut the first training images into two parts; the test images stay as they are."""
-        there = len(data.train_labels)
-        total = require_count(train, "train") + require_count(validation, "validation")
-        require(total <= there, "train", f"leave {validation} of the {there} images", train)
+        total = train + validation
         flat = data.train_images[:total].reshape(total, -1).copy()
         labels = data.train_labels[:total].copy()
         test = data.test_images.reshape(len(data.test_labels), -1)
@@ -213,12 +202,10 @@ def train(
     parameters: Mapping[str, Any], epochs: int, seed: int, images: Images
 ) -> tuple[list[np.ndarray], list[float]]:
     """Train the net once in one process, by SGD with momentum and a rate that falls to zero."""
-    require_count(epochs, "epochs")
-    batch = require_count(parameters["batch"], "batch")
     random = np.random.default_rng(seed)
-    weights = initial_weights(random, require_count(parameters["width"], "width"))
+    weights = initial_weights(random, parameters["width"])
     velocities = [np.zeros_like(weight) for weight in weights]
-    each = -(-len(images.train) // batch)
+    each = -(-len(images.train) // parameters["batch"])
     step, errors = 0, []
     for _ in range(epochs):
         order = random.permutation(len(images.train))

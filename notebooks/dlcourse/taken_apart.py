@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.errors import require, require_count
+from dlguide.errors import require
 
 if TYPE_CHECKING:
     import keras
@@ -148,7 +148,6 @@ def train_restore_best(
     import keras
     import tensorflow as tf
 
-    require_count(steps, "steps")
     optimizer = keras.optimizers.Adam(rate)
     optimizer.build(net.trainable_variables)
 

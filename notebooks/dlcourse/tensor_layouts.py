@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dlguide.errors import require, require_count
+from dlguide.errors import require
 
 
 def addresses(shape: Sequence[int], tag: str) -> np.ndarray:
@@ -25,14 +25,13 @@ def addresses(shape: Sequence[int], tag: str) -> np.ndarray:
     >>> addresses((1, 2, 1, 3), "acdb")[0, :, 0, :].tolist()
     [[0, 2, 4], [1, 3, 5]]
     """
-    lengths = [require_count(each, "shape") for each in shape]
-    outer, blocks = _parse_tag(tag, len(lengths))
+    outer, blocks = _parse_tag(tag, len(shape))
     left = {
-        letter: np.arange(length).reshape([-1 if at == axis else 1 for at in range(len(lengths))])
-        for axis, (letter, length) in enumerate(zip(sorted(outer), lengths, strict=True))
+        letter: np.arange(length).reshape([-1 if at == axis else 1 for at in range(len(shape))])
+        for axis, (letter, length) in enumerate(zip(sorted(outer), shape, strict=True))
     }
-    sizes = dict(zip(sorted(outer), lengths, strict=True))
-    places, stride = np.zeros(lengths, np.int64), 1
+    sizes = dict(zip(sorted(outer), shape, strict=True))
+    places, stride = np.zeros(shape, np.int64), 1
     for block, letter in reversed(blocks):
         places = places + left[letter] % block * stride
         left[letter], sizes[letter] = left[letter] // block, math.ceil(sizes[letter] / block)

@@ -26,7 +26,7 @@ from time import monotonic
 from typing import Any
 from unittest.mock import patch
 
-from dlguide.errors import require, require_count, require_positive
+from dlguide.errors import require
 
 START_S = 120.0  # to import TensorFlow on a busy machine
 _OPEN: set[Lab] = set()
@@ -131,10 +131,6 @@ class Lab:
         """
         import cloudpickle
 
-        require_count(workers, "workers")
-        require_count(threads, "threads")
-        require_positive(limit_s, "limit_s")
-        require_positive(grace_s, "grace_s")
         require(self in _OPEN, "lab", "be open", "a closed one", "Make another: `Lab()`.")
         addresses = [f"127.0.0.1:{port}" for port in free_ports(workers)]
         payload = cloudpickle.dumps((function, arguments))

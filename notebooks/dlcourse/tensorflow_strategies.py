@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from dlcourse.tensorflow_lab import Lab
-from dlguide.errors import require, require_count, require_known
+from dlguide.errors import require
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +41,7 @@ def split_cpu(devices: int = 2) -> list[str]:
     import tensorflow as tf
 
     (cpu,) = tf.config.list_physical_devices("CPU")
-    parts = [tf.config.LogicalDeviceConfiguration()] * require_count(devices, "devices")
+    parts = [tf.config.LogicalDeviceConfiguration()] * devices
     tf.config.set_logical_device_configuration(cpu, parts)
     return [f"CPU:{device}" for device in range(devices)]
 
@@ -52,14 +52,11 @@ def strategy(
     """Make a strategy, in a process in which TensorFlow has not started."""
     import tensorflow as tf
 
-    require_known(way, WAYS, "way")
     if way == "mirrored":
-        known = reduction and require_known(reduction, REDUCTIONS, "reduction")
-        operations = getattr(tf.distribute, known)() if known else None
+        operations = getattr(tf.distribute, reduction)() if reduction else None
         return tf.distribute.MirroredStrategy(split_cpu(devices), operations)
     if way == "multi_worker":
         kinds = tf.distribute.experimental.CommunicationImplementation
-        require_known(communication, kinds.__members__, "communication")
         options = tf.distribute.experimental.CommunicationOptions(
             implementation=kinds[communication]
         )
@@ -81,7 +78,6 @@ def train(
 
     from dlguide.data import datasets
 
-    require_known(divide, ("global", "replica"), "divide")
     scheme = strategy(way, **how)
     ranks, rank = _horovod() if way == "horovod" else (1, 0)
     replicas = ranks * scheme.num_replicas_in_sync
@@ -244,7 +240,6 @@ def sharded(batches: tf.data.Dataset, policy: str) -> tf.data.Dataset:
     """Set how a strategy shares a data set out to its workers."""
     import tensorflow as tf
 
-    require_known(policy, POLICIES, "policy")
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy]
     return batches.with_options(options)
@@ -302,8 +297,6 @@ def train_on_servers(
     Updates are asynchronous: each is applied when it comes. The servers answer on all network
     interfaces of the machine, without encryption, while the call lasts.
     """
-    for name, value in {"workers": workers, "servers": servers, "steps": steps}.items():
-        require_count(value, name)
     roles = ["chief", *["worker"] * workers, *["ps"] * servers]
     threads = dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "0")
     how = {"limit_s": timeout_s, "leader": 0, "environment": threads}

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.errors import DataError, require, require_count, require_known
+from dlguide.errors import DataError, require_known
 from dlguide.files import data_folder
 
 __all__ = ["TextTokens", "load", "novels", "tokens"]
@@ -68,7 +68,6 @@ class TextTokens:
 
     def split(self, share: float) -> tuple[TextTokens, TextTokens]:
         """Cut off the last share of the text, to test with."""
-        require(0 < share < 1, "share", "lie between 0 and 1", share)
         end = round(len(self) * (1 - share))
         return TextTokens(self.ids[:end], self.alphabet), TextTokens(self.ids[end:], self.alphabet)
 
@@ -87,10 +86,7 @@ class TextTokens:
         Returns:
             tuple: inputs and labels, int32 of shape (count, length); labels are one token later.
         """
-        require_count(length, "length")
-        require_count(count, "count")
         most = len(self) - 1
-        require(length <= most, "length", f"be at most {most}, the tokens less one", length)
         starts = np.random.default_rng([seed, step]).integers(0, most - length + 1, count)
         places = starts[:, None] + np.arange(length)
         return self.ids[places], self.ids[places + 1]
@@ -99,14 +95,10 @@ class TextTokens:
 def tokens(text: str) -> TextTokens:
     """Number the characters that occur in a text, in their order.
 
-    Raises:
-        ValueError: when the text is empty.
-
     >>> one = tokens("abba")
     >>> one.ids.tolist(), one.vocabulary, one.text([1, 0])
     ([0, 1, 1, 0], 2, 'ba')
     """
-    require(bool(text), "text", "hold at least one character", text)
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     found, ids = np.unique(points, return_inverse=True)
     return TextTokens(ids.astype(np.int32), "".join(map(chr, found.tolist())))

@@ -18,8 +18,6 @@ from dlcourse.parallel import pipeline_schedule
 from dlcourse.parallel.mesh import RankMesh
 from dlcourse.parallel.pipeline import partition
 from dlcourse.parallel.pipeline_schedule import BACKWARD, FORWARD, PipelineCell, Work
-from dlguide.collectives.agreement import agree_or_raise
-from dlguide.errors import require, require_count
 
 if TYPE_CHECKING:
     import keras
@@ -155,9 +153,6 @@ class WaitingLayout:
         value_bytes: int = 4,
     ) -> None:
         data, tensor, pipeline = sides
-        with agree_or_raise(comm):
-            divides = batch % data == 0
-            require(divides, "batch", f"be a multiple of the {data} copies", batch)
         self.mesh = RankMesh(comm, {"pipeline": pipeline, "data": data, "tensor": tensor})
         self.stages = self.mesh.along("pipeline")
         parts = min(microbatches, batch // data) if pipeline > 1 else 1
@@ -252,8 +247,6 @@ def deep_mlp(
     """
     import keras
 
-    require_count(width, "width")
-    require_count(blocks, "blocks")
     seeds = iter(np.random.SeedSequence(seed).generate_state(blocks + 2) >> 1)
 
     def dense(units: int, name: str, activation: str | None = "relu") -> keras.layers.Dense:
@@ -287,10 +280,7 @@ class SleepingLayers:
         rate: float = 0.1,
         dtype: str = "float32",
     ) -> None:
-        for name, row in (("forward_s", forward_s), ("backward_s", backward_s)):
-            must = f"hold one time for each of {len(sizes)} layers"
-            require(len(row) == len(sizes), name, must, len(row))
-        self.sizes = [require_count(size, "sizes") for size in sizes]
+        self.sizes = list(sizes)
         self.forward_s, self.backward_s = list(forward_s), list(backward_s)
         self.rate, self.dtype, self.loss = rate, dtype, 0.0
         self.names = [f"layer {layer}" for layer in range(len(self.sizes))]
@@ -302,7 +292,6 @@ class SleepingLayers:
     def begin(self, images: Any, labels: Any = None) -> int:
         """Take the numbers that are the samples."""
         self._images = np.asarray(images, float).ravel()
-        require(np.isfinite(self._images).all(), "images", "be finite numbers", images)
         self.loss = 0.0
         return len(self._images)
 

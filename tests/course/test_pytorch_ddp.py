@@ -1,10 +1,9 @@
 """PyTorch's ways train as one process does, on 1 to 4 ranks, and the net is the Keras net.
 
-Tests dlcourse.pytorch_net, dlcourse.pytorch_ddp and dlcourse.pytorch_rendezvous.
+Tests dlcourse.pytorch_net, dlcourse.pytorch_ddp and dlcourse.pytorch_net.
 """
 
 import importlib.util
-import json
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -14,7 +13,7 @@ import pytest
 from lanes import long
 from on_ranks import on_ranks
 
-from dlcourse import pytorch_ddp, pytorch_net, pytorch_rendezvous
+from dlcourse import pytorch_ddp, pytorch_net
 from dlguide.errors import MissingComponentError
 
 needs_pytorch = pytest.mark.skipif(
@@ -63,7 +62,7 @@ def test_bucket_is_closed_once_it_holds_the_cap(nbytes, cap, expected):
 
 def test_missing_pytorch_is_named_with_the_command(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for call in (lambda: pytorch_net.build(weights()), lambda: pytorch_rendezvous.meet(2)):
+    for call in (lambda: pytorch_net.build(weights()), lambda: pytorch_net.meet(2)):
         with pytest.raises(MissingComponentError, match="Run `make pytorch`"):
             call()
 
@@ -213,14 +212,14 @@ def turns():
     import torch
     from mpi4py import MPI
 
-    from dlcourse import pytorch_ddp, pytorch_net, pytorch_rendezvous
+    from dlcourse import pytorch_ddp, pytorch_net
 
     comm, random = MPI.COMM_WORLD, np.random.default_rng(0)
     weights = [random.normal(0, 0.05, shape) for shape in pytorch_net.SHAPES.values()]
     images, labels = random.random((4 * comm.size, 28, 28, 1)), np.arange(4 * comm.size) % 10
     _, serial = pytorch_net.logits_and_gradients(weights, images, labels)
     hvd.init()
-    with pytorch_rendezvous.joined_by_mpi(comm):
+    with pytorch_net.joined_by_mpi(comm):
         nets = [pytorch_net.build(weights) for _ in range(2)]
         plain = [torch.optim.SGD(net.parameters(), 0.1, momentum=0.9) for net in nets]
         optimizers = hvd.DistributedOptimizer(plain[0], nets[0].named_parameters()), plain[1]
@@ -252,8 +251,8 @@ def test_horovods_optimizer_and_ddp_make_the_serial_step(tmp_path, ranks):
 @needs_pytorch
 def test_plain_processes_meet_without_mpi_at_every_place():
     ranks = 3
-    for rank, meetings in enumerate(pytorch_rendezvous.meet(ranks)):
-        assert [one.place for one in meetings] == list(pytorch_rendezvous.PLACES)
+    for rank, meetings in enumerate(pytorch_net.meet(ranks)):
+        assert [one.place for one in meetings] == list(pytorch_net.PLACES)
         for one in meetings:
             assert (one.rank, one.total) == (rank, ranks * (ranks + 1) / 2)
             assert not one.mpi_loaded
@@ -261,9 +260,9 @@ def test_plain_processes_meet_without_mpi_at_every_place():
 
 @needs_pytorch
 def test_process_whose_others_do_not_come_says_so():
-    order = {"rank": 0, "ranks": 2, "timeout_s": 2.0}
-    order["places"] = {"tcp": f"tcp://127.0.0.1:{pytorch_rendezvous.free_ports(1)[0]}"}
-    command = [sys.executable, "-m", "dlcourse.pytorch_rendezvous", json.dumps(order)]
+    places = {"tcp": f"tcp://127.0.0.1:{pytorch_net.free_ports(1)[0]}"}
+    call = f"from dlcourse.pytorch_net import take_part; take_part(0, 2, {places}, 2.0)"
+    command = [sys.executable, "-c", call]
     done = subprocess.run(
         command, stdin=subprocess.PIPE, capture_output=True, text=True, timeout=60
     )

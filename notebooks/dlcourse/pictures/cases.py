@@ -12,7 +12,6 @@ from PIL import Image, ImageDraw
 from dlcourse.pictures import shapes
 from dlcourse.pictures.networks import image_grid
 from dlcourse.pictures.shapes import note
-from dlguide.errors import require
 from dlguide.plots import figures
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 
@@ -204,7 +203,6 @@ def predicted_frames(frames: Mapping[str, ArrayLike], clip: int = 0) -> Figure:
     """Draw one clip: what was seen, what came, and what each predictor described would come."""
     rows = {name: np.asarray(clips)[clip] for name, clips in frames.items()}
     counts = {len(row) for row in rows.values()}
-    require(len(counts) == 1, "frames", "have as many frames in each row", sorted(counts))
     described = f"Frames of one clip in rows: {', '.join(rows)}; time goes from left to right."
     images = np.concatenate([*rows.values()])
     return image_grid(images, columns=counts.pop(), row_titles=list(rows), alt=described)

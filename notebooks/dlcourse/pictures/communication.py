@@ -25,7 +25,7 @@ from dlcourse.horovod_timeline import (
 )
 from dlcourse.pictures import shapes
 from dlcourse.pictures.shapes import AMBER, PAPER, PLAIN, YELLOW, arrow, listed, middle, note
-from dlguide.errors import require, require_count, require_known
+from dlguide.errors import require, require_known
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure, legend_above
 
 if TYPE_CHECKING:
@@ -59,12 +59,6 @@ def steps(name: str, ranks: int = 4, ranks_per_node: int = 2) -> tuple[Step, ...
         "hierarchical_parts": partial(_hierarchical_parts, ranks, ranks_per_node),
     }
     require_known(name, ways, "name")
-    require_count(ranks, "ranks")
-    power = ranks & (ranks - 1) == 0 or not name.endswith("_doubling")
-    require(power, "ranks", "be a power of two for this picture", ranks)
-    flat = not name.startswith("hierarchical")
-    whole = flat or ranks % require_count(ranks_per_node, "ranks_per_node") == 0
-    require(whole, "ranks", f"fill whole nodes of {ranks_per_node}", ranks)
     return tuple(ways[name]())
 
 
@@ -633,10 +627,8 @@ def _span(
     recorded: Timeline, steps: Sequence[tuple[float, float]], span: tuple[float, float] | None
 ) -> tuple[float, float]:
     if span is not None:
-        require(span[0] < span[1], "span", "end after it begins", span)
         return span
     stretches = steps or [(event.start_s, event.end_s) for event in recorded.events]
-    require(bool(stretches), "recorded", "hold an event", str(recorded))
     return min(begin for begin, _ in stretches), max(stop for _, stop in stretches)
 
 

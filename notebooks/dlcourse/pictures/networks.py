@@ -9,7 +9,6 @@ import numpy as np
 
 from dlcourse.pictures import shapes
 from dlcourse.pictures.shapes import AMBER, YELLOW, arrow, box, middle, note, series, titled
-from dlguide.errors import require, require_known
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, SKY, figure
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ def image_grid(
     """
     from matplotlib.colors import LinearSegmentedColormap
 
-    require_known(scale, ("unit", "own", "signed"), "scale")
     shown = [_image(each, scale) for each in images]
     columns = min(columns, len(shown))
     rows = -(-len(shown) // columns)
@@ -90,8 +88,6 @@ def _image(image: ArrayLike, scale: str) -> np.ndarray:
     if numbers.ndim == 3 and numbers.shape[-1] == 1:
         numbers = numbers[..., 0]
     coloured = numbers.ndim == 3 and numbers.shape[-1] == 3
-    must = "be images of (height, width), with 1 or 3 channels"
-    require(numbers.ndim == 2 or coloured, "images", must, f"the shape {np.shape(image)}")
     if not coloured:
         return numbers
     if scale == "own":

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 def processes(engines: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw the notebook's kernel and the ranks as what they are: processes with own memories."""
     ranks = len(engines)
-    require(ranks > 0, "engines", "hold at least one entry", engines, "Start the cluster.")
     alt = (
         f"The notebook's kernel sends functions to {ranks} ranks and gets results back. Each rank "
         "is a process with its own memory and its own cores. Ranks send messages to each other."
@@ -186,7 +185,6 @@ def affinity(
         compute = [each.computes for each in layout.processes]
         communicate = [each.communicates for each in layout.processes]
     else:
-        require(machine is not None, "machine", "be that of the plan", machine)
         communicate = layout.comm_cpus or ((),) * layout.ranks
         pairs = zip(layout.cpus, communicate, strict=True)
         compute = [sorted({*cpus} - {*own}) for cpus, own in pairs]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlcourse.pictures.shapes import log_counts
-from dlguide.errors import require
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 from dlguide.scaling import step
 
@@ -163,7 +162,6 @@ def predicted_errors(rows: Mapping[str, Sequence[Any]]) -> Figure:
             are left out.
     """
     series = {name: list(held) for name, held in rows.items() if held}
-    require(bool(series), "rows", "hold at least one prediction", 0)
     counts = sorted({each.workers for held in series.values() for each in held})
     styles = {count: _STYLES[place % len(_STYLES)] for place, count in enumerate(counts)}
     alt = "Predicted over measured throughput. " + " ".join(

@@ -11,7 +11,6 @@ import numpy as np
 
 from dlcourse.pictures import shapes
 from dlcourse.pictures.shapes import AMBER, BESIDE, PAPER, PLAIN, YELLOW, arrow, box, listed, titled
-from dlguide.errors import require
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 
 if TYPE_CHECKING:
@@ -150,8 +149,6 @@ def striping(panels: Mapping[str, Sequence[tuple[int, int]]]) -> Figure:
 def _laid(files: Sequence[tuple[int, int]], targets: int) -> list[list[str]]:
     columns: list[list[str]] = [[] for _ in range(targets)]
     for number, (stripes, count) in enumerate(files):
-        fits = 1 <= count <= targets
-        require(fits, "stripe count", f"be at most the {targets} targets", count)
         for stripe in range(stripes):
             name = f"{chr(ord('a') + number)}{stripe}"
             columns[(number + stripe % count) % targets].append(name)
