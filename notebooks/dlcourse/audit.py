@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -137,11 +136,11 @@ class Recorder:
         self._metrics: dict[str, Metric] = {}
         self._checkpoints: list[str] = []
         self._calls: list[Call] = []
-        self._folder = None if folder is None else Path(folder)
-        if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._file(".evidence").unlink(missing_ok=True)
-            self._file(".calls").write_text(json.dumps(self.ranks) + "\n")
+        self._file: Path | None = None
+        if folder is not None:
+            self._file = Path(folder) / f"rank{rank}.calls"
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._file.write_text(json.dumps(ranks) + "\n")
 
     def epoch(self) -> None:
         """Begin an epoch; without it all samples count as one."""
@@ -195,8 +194,8 @@ class Recorder:
         buffer = np.asarray(array)
         call = Call(name, buffer.shape, buffer.dtype.name)
         self._calls.append(call)
-        if self._folder is not None:
-            with open(self._file(".calls"), "a") as file:
+        if self._file is not None:
+            with open(self._file, "a") as file:
                 file.write(json.dumps(call) + "\n")
 
     def watch(self, dataset: Any) -> Any:
@@ -239,15 +238,6 @@ class Recorder:
             calls=tuple(self._calls),
             **self._known,
         )
-
-    def write(self) -> Path:
-        """Write the evidence into the recorder's folder, for `audit.read`."""
-        path = self._file(".evidence")
-        path.write_bytes(pickle.dumps(self.evidence()))
-        return path
-
-    def _file(self, ending: str) -> Path:
-        return self._folder / f"rank{self.rank}{ending}"
 
 
 class _Watched:
@@ -359,19 +349,13 @@ def gather(recorder: Recorder, comm: Comm) -> tuple[Evidence, ...]:
 
 
 def read(folder: str | os.PathLike) -> tuple[Evidence, ...]:
-    """Return what recorders with a `folder` wrote there, also on ranks that were killed.
-
-    A rank that did not reach `Recorder.write` gives its collectives only.
+    """Return the collectives that recorders with a `folder` noted there, before ranks were killed.
 
     Raises:
         ValueError: if a rank wrote nothing there.
     """
     everyone = []
     for path in Path(folder).glob("rank*.calls"):
-        whole = path.with_suffix(".evidence")
-        if whole.exists():
-            everyone.append(pickle.loads(whole.read_bytes()))
-            continue
         # A rank that was killed while it wrote leaves half a line.
         lines = path.read_text().rpartition("\n")[0].split("\n")
         found = map(json.loads, lines[1:])
