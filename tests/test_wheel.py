@@ -142,7 +142,9 @@ def fetch():
     download.fetch_file("http://localhost/file", "file")
 
 def records():
-    import dlguide.data.formats
+    from dlguide.data import formats
+    with formats.create("records", "tfrecord") as writer:
+        writer.append(formats.Sample(b"data"))
 
 def horovod():
     import dlguide.horovod

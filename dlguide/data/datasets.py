@@ -14,7 +14,7 @@ import numpy as np
 
 from dlguide.data.sharding import BlockShuffle, RankShard, epoch_batches, shard
 from dlguide.errors import DataError, MissingComponentError, require, require_count, require_known
-from dlguide.files import CLONE, cached_data, data_folder
+from dlguide.files import CLONE, cached_data, data_folder_to_write
 
 __all__ = [
     "BlockShuffle",
@@ -250,7 +250,7 @@ def load(name: str = "mnist", folder: str | os.PathLike | None = None) -> Datase
 
 def place_of(name: str, folder: str | os.PathLike | None) -> Path:
     """Find the folder of a data set: in the data folder, or else whole in the user's cache."""
-    place = data_folder(folder) / name
+    place = data_folder_to_write(folder) / name
     cached = cached_data() / name
     return cached if folder is None and _missing(name, place) and cached.is_dir() else place
 

@@ -17,7 +17,7 @@ from dlguide.cluster import processes
 from dlguide.commands import STARTED_BY_MPI
 from dlguide.data import datasets
 from dlguide.doctor.result import CheckResult
-from dlguide.errors import DataError
+from dlguide.errors import DataError, MissingComponentError
 from dlguide.machine.onednn_switch import VARIABLE
 from dlguide.machine.topology import group_free_bytes
 
@@ -183,10 +183,10 @@ def data_files(limit_s: float) -> CheckResult:
     """Check the data files against their checksums."""
     try:
         data = datasets.load("mnist")
-    except RuntimeError as error:
-        fix = "export DLGUIDE_DATA=FOLDER  # the `data` of a clone"
-        fix = "git checkout -- data" if isinstance(error, DataError) else fix
-        return CheckResult("Data", False, str(error), fix)
+    except MissingComponentError as error:  # without a clone it is nobody's fault
+        return CheckResult("Data", None, str(error), "dlguide data fetch mnist")
+    except DataError as error:
+        return CheckResult("Data", False, str(error), "git checkout -- data")
     return CheckResult("Data", True, repr(data))
 
 

@@ -8,6 +8,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -137,12 +138,17 @@ def one_libmpi(limit_s: float, loaders: Mapping[str, str] | None = None) -> Chec
 
 
 def _loaders() -> dict[str, str]:
-    """All but daal4py where it is not installed: `dlguide` alone does not need it."""
-    try:
-        metadata.version("scikit-learn-intelex")
-    except metadata.PackageNotFoundError:
-        return {name: load for name, load in LOADERS.items() if name != "daal4py"}
-    return LOADERS
+    """All but those that are not installed: daal4py, and Horovod beside no Keras."""
+    without = set() if _installed("scikit-learn-intelex") else {"daal4py"}
+    if not _installed("horovod") and not _installed("keras"):
+        without.add("Horovod")
+    return {name: load for name, load in LOADERS.items() if name not in without}
+
+
+def _installed(name: str) -> bool:
+    with suppress(metadata.PackageNotFoundError):
+        return bool(metadata.version(name))
+    return False
 
 
 def _mpi4py(record: dict | None, how: str) -> CheckResult:
@@ -162,6 +168,8 @@ def _mpi4py(record: dict | None, how: str) -> CheckResult:
 
 def _horovod(record: dict | None, how: str) -> CheckResult:
     name = "Horovod, 2 ranks"
+    if record is None and not _installed("keras"):
+        return CheckResult(name, None, "is not tried without Keras", "dlguide install-horovod")
     if record is None:
         return CheckResult(name, False, how, REBUILD)
     if (record["ranks"], record["total"]) != (2, 3.0):

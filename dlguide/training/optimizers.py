@@ -16,12 +16,21 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import keras
 import numpy as np
-from keras import ops
 
-from dlguide.errors import require, require_not_negative, require_positive
+from dlguide.errors import (
+    missing_component,
+    require,
+    require_not_negative,
+    require_positive,
+)
 from dlguide.training.schedules import EpochSchedule, StepSchedule, as_keras, from_config
+
+try:
+    import keras
+    from keras import ops
+except ModuleNotFoundError as error:
+    raise (missing_component(error) or error) from None
 
 __all__ = ["EXCLUDED", "LAMB", "LARS", "MomentumSGD", "StepRates", "register"]
 

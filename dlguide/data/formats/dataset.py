@@ -9,6 +9,7 @@ import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ NAME = "manifest.json"
 VERSION = 1
 BLOCK = 1 << 20
 _MOST_NBYTES = 1 << 26
-crc32c = require_component("google_crc32c").value
 _ROLES = ("data", "index", "structure", "list")  # "structure": of older data sets, not used
 # One row per sample: which data file, where its bytes begin there, how many, their checksum.
 ROW = np.dtype([("file", "<u4"), ("offset", "<u8"), ("nbytes", "<u8"), ("crc32c", "<u4")])
@@ -122,6 +122,16 @@ class Manifest:
     def of_role(self, role: str) -> tuple[ManifestFile, ...]:
         """Select the files that serve one purpose."""
         return tuple(file for file in self.files if file.role == role)
+
+
+def crc32c(data: bytes | memoryview) -> int:
+    """Return the CRC-32C of bytes."""
+    return _crc32c()(data)
+
+
+@cache
+def _crc32c() -> Callable[[Any], int]:
+    return require_component("google_crc32c").value
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

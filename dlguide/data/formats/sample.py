@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from dlguide.errors import require, require_component
-
-descriptor_pb2, descriptor_pool, message, message_factory, text_format = (
-    require_component(f"google.protobuf.{name}")
-    for name in ("descriptor_pb2", "descriptor_pool", "message", "message_factory", "text_format")
-)
 
 
 class MalformedError(ValueError):
@@ -89,15 +85,30 @@ message_type {
   name: "Example" field { name: "features" number: 1 type_name: ".dlguide.Features" }
 }
 """
-_POOL = descriptor_pool.DescriptorPool()
-_POOL.Add(text_format.Parse(_PROTO, descriptor_pb2.FileDescriptorProto()))
-_Example = message_factory.GetMessageClass(_POOL.FindMessageTypeByName("dlguide.Example"))
 _LISTS = {bytes: "bytes_list", float: "float_list", int: "int64_list"}
+
+
+@cache
+def _example() -> tuple[Any, type[Exception]]:
+    """Return the class of the message, and the error of bytes that are none."""
+    require_component("google.protobuf")
+    from google.protobuf import (
+        descriptor_pb2,
+        descriptor_pool,
+        message,
+        message_factory,
+        text_format,
+    )
+
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(text_format.Parse(_PROTO, descriptor_pb2.FileDescriptorProto()))
+    kind = pool.FindMessageTypeByName("dlguide.Example")
+    return message_factory.GetMessageClass(kind), message.DecodeError
 
 
 def encode_features(values: Mapping[str, Sequence[bytes | int | float]]) -> bytes:
     """Write lists of bytes, whole numbers or floats by name as a `tf.train.Example`."""
-    example = _Example()
+    example = _example()[0]()
     for name, each in values.items():
         feature = example.features.feature[name]
         if each:
@@ -118,9 +129,10 @@ def features(record: bytes) -> dict[str, list]:
 
 
 def _parsed(record: bytes) -> Any:
+    kind, malformed = _example()
     try:
-        return _Example.FromString(record).features.feature
-    except message.DecodeError as error:
+        return kind.FromString(record).features.feature
+    except malformed as error:
         raise MalformedError("it is no tf.train.Example") from error
 
 
