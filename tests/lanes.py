@@ -137,15 +137,16 @@ def run(
         command = [sys.executable, "-m", "pytest", "--timeout-method", "signal", *options]
         begun_s = time.monotonic()
         process = subprocess.Popen(
-            command, cwd=folder, env=os.environ | (env or {}) | {REPORT: str(report)}
-        )
+            command, cwd=folder, env=os.environ | (env or {}) | {REPORT: str(report)},
+            start_new_session=True,  # a signal to this program alone has to reach all of them
+        )  # fmt: skip
         try:
             status = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             status = _interrupt(process)
             return Result(name, limit_s, status, [], [f"did not end within {limit_s:.0f} s"])
-        except BaseException as error:  # Ctrl-C reaches pytest, too
-            _interrupt(process, signal.SIGCONT if isinstance(error, KeyboardInterrupt) else None)
+        except BaseException:
+            _interrupt(process)
             raise
         seconds = time.monotonic() - begun_s
         found = json.loads(report.read_text()) if report.exists() else {}
@@ -155,12 +156,13 @@ def run(
     return Result(name, seconds, status, failed, other)
 
 
-def _interrupt(process: subprocess.Popen, number: int | None = None) -> int:
-    """Let pytest end what its tests have started."""
-    process.send_signal(number or signal.SIGINT)
+def _interrupt(process: subprocess.Popen) -> int:
+    """Let pytest, its workers and their programs end what they have started, as Ctrl-C does."""
+    os.killpg(process.pid, signal.SIGINT)
     with suppress(subprocess.TimeoutExpired):
-        return process.wait(30)
-    process.kill()
+        process.wait(30)
+    with suppress(ProcessLookupError):  # what is left of the session
+        os.killpg(process.pid, signal.SIGKILL)
     return process.wait()
 
 
