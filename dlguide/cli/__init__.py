@@ -28,7 +28,7 @@ from dlguide.errors import MissingComponentError, missing_component
 OWN = ("dlguide", "dlcourse")
 INTERRUPTED = 130
 UsageError = typer.BadParameter.__mro__[2]  # of typer's copy of click, without a public name
-COURSE = ("lab", "notebooks", "progress", "usecase")  # what dlcourse adds
+COURSE = ("lab", "notebooks", "progress")  # what dlcourse adds
 
 
 @cache

@@ -187,6 +187,8 @@ def branch(
         require(name in found.settings, "changes", must, name, then)
     named = [(one[0], array) for one, array in zip(found.arrays, arrays, strict=True)]
     settings = {**found.settings, **changes}
+    if "schedule" in changes:
+        settings.pop("optimizer_settings", None)  # a schedule of the weight decay is among them
     return _write(Path(folder), found.step, found.epoch, settings, named, None)
 
 

@@ -1,4 +1,4 @@
-"""The commands that the course adds to `dlguide`: lab, notebooks, progress, usecase."""
+"""The commands that the course adds to `dlguide`: lab, notebooks, progress."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from shutil import get_terminal_size
 from typing import Annotated, Any
 
 import typer
 
 from dlcourse import NOTEBOOKS
-from dlguide.cli.app import OversubscribeOption, RanksOption
-from dlguide.errors import require, require_count, require_known, require_positive
+from dlguide.errors import require
 
 HIDDEN = ["__pycache__", "*.pyc", "*.pyo", ".DS_Store", "*~"]
 HIDDEN += ["dlcourse", "*.egg-info", "pyproject.toml"]
@@ -168,103 +166,3 @@ def _table(headings: list[str], body: list[list[str]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(headings))]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return "\n".join(lines)
-
-
-CASES = {
-    "video": "a GAN predicts the next frames of a traffic camera",
-    "chest_xray": "14 findings in chest X-rays by transfer learning",
-}
-
-
-def find_case(name: str) -> Any:
-    """Load a use case."""
-    from importlib import import_module
-
-    name = name.replace("-", "_")
-    return import_module(f"dlcourse.usecases.{require_known(name, CASES, 'name')}")
-
-
-def usecase(
-    name: Annotated[str, typer.Argument(help="; ".join(f"{n}: {t}" for n, t in CASES.items()))],
-    ranks: RanksOption = 2,
-    real: Annotated[
-        Path | None, typer.Option(help="The real data; else the small one that comes with it.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for results; else build/usecases/NAME.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of weights, order and synthetic data.")] = 0,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the training samples.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, gpu, or auto: gpu if any.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="NAME=VALUE of the case's own, repeated.")
-    ] = None,
-    speedup: Annotated[
-        bool, typer.Option("--speedup", help="Time the step against one process; predict it.")
-    ] = False,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Measure for a minute what the run will need; no run.")
-    ] = False,
-    watts_per_node: Annotated[
-        float | None, typer.Option(help="With --plan, for the energy; else as measured.")
-    ] = None,
-    oversubscribe: OversubscribeOption = False,
-) -> None:
-    """Run a worked case on MPI ranks: train or resume, write results, compare."""
-    from dlcourse.usecases import run
-    from dlguide.cluster import Cluster
-    from dlguide.files import require_writable
-    from dlguide.machine import describe, threads
-
-    case = find_case(name)
-    require_count(ranks, "ranks")
-    require_count(seed, "seed", least=0)
-    must, then = "not be given for 1 rank, which has nothing to compare", "Use `--ranks 2`."
-    require(not (speedup and ranks == 1), "speedup", must, speedup, then)
-    own = run.assigned(settings or [], case.OPTIONS)
-    for option, value in (("epochs", epochs), ("device", device)):
-        if value is not None:
-            twice = f"be given once, by --{option} or by --set"
-            require(option not in own, option, twice, [own.get(option), value])
-            own[option] = value
-    must, then = "not be given with --plan, which does not run the case", "Leave one out."
-    require(not (speedup and plan), "speedup", must, speedup, then)
-    if watts_per_node is not None:
-        require(plan, "watts_per_node", "come with --plan", watts_per_node)
-        require_positive(watts_per_node, "watts_per_node")
-    run.check(case, name, real, own, speedup, plan)
-    output = output or Path("build") / "usecases" / name.replace("-", "_")
-    require_writable(output, "output")
-    run.require_settings(case, output, real, seed, own)
-    machine = describe()
-    used = threads.plan(machine, ranks, oversubscribe=oversubscribe)
-    print(machine.summary())
-    print(f"\n{name}, {used.ranks} rank{'s'[: used.ranks != 1]}"
-          f" x {used.threads} thread{'s'[: used.threads != 1]}", flush=True)  # fmt: skip
-    begun_s = time.perf_counter()
-    with Cluster(used) as cluster:
-        if plan:
-            found = run.plan(case, cluster, output, real, seed, own, begun_s, watts_per_node)
-            print(f"\n{found}\n\nWritten:\n  {output / run.PLAN}")
-            return
-        result = run.run(case, cluster, output, real, seed, own, speedup, begun_s)
-    _print_results(result)
-
-
-def _print_results(result: Any) -> None:
-    """Print summary, speed-up, findings and files."""
-    from dlcourse.usecases.report import table
-
-    summary = getattr(result.outcomes[0], "summary", None)
-    if summary is not None:
-        print(f"\n{summary()}")
-    if result.speedup is not None:
-        print(f"\n{result.speedup}")
-    if result.findings:
-        columns = get_terminal_size((200, 24)).columns
-        print(f"\n{table(result.findings).fitting(columns)}")
-    if result.planned:
-        print(f"\n{result.planned}")
-    print("\nWritten:")
-    for path in result.paths:
-        print(f"  {path}")

@@ -35,7 +35,7 @@ def distribution(tmp_path):
 
 def test_course_adds_its_commands():
     shown = dlguide("--help").stdout
-    assert all(f" {name} " in shown for name in ("lab", "notebooks", "progress", "usecase"))
+    assert all(f" {name} " in shown for name in ("lab", "notebooks", "progress"))
     assert "less work" in dlguide("notebooks", "--help").stdout
 
 

@@ -3,6 +3,7 @@
 Tests of `dlcourse.usecases.imagenet.training`.
 """
 
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,12 @@ import pytest
 from lanes import long
 from on_ranks import on_ranks
 
+from dlcourse import NOTEBOOKS
 from dlcourse.usecases import imagenet
+from dlguide import commands
+
+PROGRAM = NOTEBOOKS / "programs" / "imagenet.py"
+pytestmark = pytest.mark.timeout(600)
 
 
 def outcome(workers, saves_in):
@@ -122,3 +128,19 @@ def test_interrupted_training_goes_on_and_ends_the_same(whole, tmp_path, monkeyp
         one, other = getattr(whole[0], name), getattr(again, name)
         assert one.weights_digest == other.weights_digest
         assert (one.top1, one.top5) == (other.top1, other.top5)
+
+
+def test_program_goes_on_from_its_folder_and_prints_both_endings(tmp_path):
+    words = ["--ranks", 2, "--epochs", 2, "--output", tmp_path]
+    done = commands.run([sys.executable, PROGRAM, *words], timeout_s=280)
+    assert done.ok, done.tail()
+    again = commands.run([sys.executable, PROGRAM, *words], timeout_s=280)
+    assert "is a finished training" in again.output
+    first, second = (
+        [line.split()[:5] for line in one.output.splitlines() if line.startswith(names)]
+        for one in (done, again)
+        for names in [("line ", "collapsed ")]
+    )
+    assert [row[0] for row in first] == ["line", "collapsed"]
+    assert first == second
+    assert (tmp_path / "training.png").stat().st_size > 0

@@ -1,21 +1,11 @@
-"""Findings of a use case compared with the guide's, as a table; the files of results."""
+"""Findings of a use case compared with the guide's, as a table."""
 
 from __future__ import annotations
 
 import html
-import json
-import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from dlguide.errors import require
-from dlguide.files import require_writable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 HEADS = {
     "what": "what",
@@ -57,20 +47,6 @@ class Table:
         lines += [_row(asdict(each)) + "\n" for each in self.findings]
         return "\n".join(lines).rstrip()
 
-    def fitting(self, columns: int) -> str:
-        """Return the table if the terminal has enough columns, else a paragraph per finding."""
-        if columns >= sum(WIDTHS.values()) + 2 * (len(WIDTHS) - 1):
-            return str(self)
-        width = max(40, columns - 2)
-        wrap = textwrap.TextWrapper(width, initial_indent="  ", subsequent_indent="    ").fill
-        heads = [(name, head) for name, head in HEADS.items() if name != "what"]
-        return "\n\n".join(
-            "\n".join(
-                [each.what, *(wrap(f"{head}: {getattr(each, name)}") for name, head in heads)]
-            )
-            for each in self.findings
-        )
-
     def _repr_html_(self) -> str:
         style = 'style="text-align: left; vertical-align: top"'
         rows = [[html.escape(getattr(each, name)) for name in HEADS] for each in self.findings]
@@ -82,11 +58,7 @@ class Table:
 
 
 def table(findings: Sequence[Finding]) -> Table:
-    """Return findings as a table; a ValueError if there is none, or a text of one is empty."""
-    require(len(findings) > 0, "findings", "name a finding at least", list(findings))
-    for each in findings:
-        empty = [name for name, text in asdict(each).items() if not text.strip()]
-        require(not empty, "findings", "have all their texts", f"{each.what!r} without {empty}")
+    """Return findings as a table."""
     return Table(tuple(findings))
 
 
@@ -98,21 +70,3 @@ def _row(texts: Mapping[str, str]) -> str:
         for at in range(height)
     ]
     return "\n".join(row.rstrip() for row in rows)
-
-
-def first_of(outcomes: Sequence[Any]) -> Any:
-    """Return the first rank's outcome; a ValueError without any."""
-    require(len(outcomes) > 0, "outcomes", "hold one for each rank", list(outcomes))
-    return outcomes[0]
-
-
-def write(
-    folder: str | os.PathLike, record: Any, figures: Mapping[str, Figure]
-) -> tuple[Path, ...]:
-    """Write the numbers as `outcome.json` and the figures by their file names; return the paths."""
-    folder = Path(folder)
-    require_writable(folder, "folder")
-    (folder / "outcome.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    for name, figure in figures.items():
-        figure.savefig(folder / name)
-    return folder / "outcome.json", *(folder / name for name in figures)

@@ -10,7 +10,6 @@ import numpy as np
 
 from dlcourse.bench import scaling
 from dlguide.cluster import Cluster
-from dlguide.errors import require_positive
 from dlguide.measure import Ratio, Timing, ratio
 from dlguide.scaling.step import StepTime
 
@@ -116,7 +115,6 @@ def measure(step: scaling.TimedStep, cluster: Cluster, seconds: float = 20.0) ->
         seconds: approximate time of the rounds, of which there are always a few (s); the check
             of equal work and tracing come before.
     """
-    require_positive(seconds, "seconds")
     order = cluster.ranks * step.batch_per_rank, STEPS, ROUNDS
     found = cluster.run(scaling.measure_parts, step, *order, seconds=seconds)
     return joined(step, cluster.ranks, cluster.plan.threads, found)
