@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlcourse.pictures.shapes import PLAIN, listed, named_rows, titled
+from dlcourse.pictures.shapes import listed, named_rows, patches, titled
 from dlguide import plots
 from dlguide.errors import require, require_positive
 
@@ -96,8 +96,6 @@ def waste(found: Sequence[Span]) -> float:
 
 def draw(ways: Mapping[str, Sequence[Span]]) -> Figure:
     """Draw trainings as bars below each other, on one scale of time, with the share wasted."""
-    from matplotlib.patches import Patch
-
     ends = {name: found[-1].end_s / 3600 for name, found in ways.items()}
     said = "; ".join(
         f"{name}: {ends[name]:.3g} h, {found[-1].job} jobs, {waste(found):.0%} wasted"
@@ -116,14 +114,14 @@ def draw(ways: Mapping[str, Sequence[Span]]) -> Figure:
     named_rows(axes, ways)
     axes.set(xlabel="time (h)", xlim=(0, 1.3 * max(ends.values())))
     there = {each.kind for found in ways.values() for each in found}
-    handles = [
-        Patch(facecolor=colour, hatch=hatch, label=LABELS.get(kind, kind), **frame)
+    looks = {
+        LABELS.get(kind, kind): {"facecolor": colour, "hatch": hatch} | frame
         for kind, (colour, hatch) in KINDS.items()
         if kind in there
-    ]
+    }
     title = {"title": "wasted: share of the paid time without training", "title_fontsize": 8}
-    place = {"loc": "outside upper left", "ncols": len(handles)}
-    figure.legend(handles=handles, **PLAIN, **place, **title)
+    place = {"loc": "outside upper left", "ncols": len(looks)}
+    patches(figure, looks, **place, **title)
     return figure
 
 

@@ -580,12 +580,6 @@ def timeline(
             gives them; empty for no such lane.
         title: above the picture; "" counts tensors and messages.
         span: begin and end of the plot (s); None for all steps, or all events without them.
-
-    Returns:
-        Figure: lanes below each other, time in milliseconds after the begin of the span.
-
-    Raises:
-        ValueError: when there is nothing to draw in the span.
     """
     start, end = _span(recorded, steps, span)
     seen = [event for event in recorded.events if event.start_s < end and event.end_s > start]
@@ -643,28 +637,22 @@ def _bars(
 
 def _frame(axes: Axes, message: FusedMessage, lanes: Mapping[str, int], zero: float) -> None:
     """Put a frame around each run of neighbouring lanes of one message."""
-    from matplotlib.patches import Rectangle
-
     own = sorted(lanes[tensor] for tensor in message.tensors if tensor in lanes)
     width = 1e3 * (message.end_s - message.start_s)
     while own:
         count = next((i for i, lane in enumerate(own) if lane != own[0] + i), len(own))
-        corner = (1e3 * (message.start_s - zero), own[0] - 0.45)
-        frame = Rectangle(corner, width, count - 0.1, fill=False, edgecolor="black", linewidth=0.5)
-        axes.add_patch(frame)
+        left, look = 1e3 * (message.start_s - zero), {"edgecolor": "black", "linewidth": 0.5}
+        shapes.area(axes, left, own[0] - 0.45, width, count - 0.1, "none", **look)
         own = own[count:]
 
 
 def _legend(axes: Axes, phases: Sequence[str], messages: Sequence[FusedMessage]) -> None:
-    from matplotlib.patches import Patch
-
     operations = sorted({message.operation for message in messages})
     called = {EXCHANGE: operations[0] if len(operations) == 1 else EXCHANGE}
-    marks = [Patch(facecolor=COLOURS[each], label=called.get(each, each)) for each in phases]
-    marks.append(Patch(fill=False, edgecolor="black", linewidth=0.5, label="one message"))
-    look = {"frameon": False, "fontsize": 8, "handlelength": 1.2, "columnspacing": 1.0}
-    place = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": len(marks)}
-    axes.legend(handles=marks, **place, **look)
+    looks = {called.get(each, each): {"facecolor": COLOURS[each]} for each in phases}
+    looks["one message"] = {"fill": False, "edgecolor": "black", "linewidth": 0.5}
+    place = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": len(looks)}
+    shapes.patches(axes, looks, **place, handlelength=1.2, columnspacing=1.0)
 
 
 def _short(tensors: Sequence[str]) -> dict[str, str]:
