@@ -176,6 +176,7 @@ for write in (
     lambda: h5py.File(here / "kept.h5", "a"),
     lambda: tf.io.gfile.GFile(str(here / "kept.txt"), mode="a"),
     lambda: tf.io.TFRecordWriter(str(here / "kept.tfrecord")),
+    lambda: tf.io.gfile.GFile("gs://bucket/kept.txt", "w"),
     lambda: tf.summary.create_file_writer(logdir=str(here / "logs")),
     lambda: tf.saved_model.save(tf.Module(), str(here / "saved")),
 ):
@@ -199,7 +200,7 @@ def test_what_a_rank_writes_stays_in_its_own_folder_and_writing_elsewhere_is_ref
     before = {path.relative_to(here): path.stat() for path in here.rglob("*")}
     command = [sys.executable, "-c", IN_SCRATCH, here, run]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == str([True] * 10), done.stderr[-2000:]
+    assert done.stdout.strip() == str([True] * 11), done.stderr[-2000:]
     after = {path.relative_to(here): path.stat() for path in here.rglob("*")}
     assert before.keys() == after.keys()
     assert all(before[path].st_mtime_ns == after[path].st_mtime_ns for path in before)

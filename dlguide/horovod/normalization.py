@@ -71,7 +71,7 @@ def synchronize_layers() -> None:
         ranks = native.size() if native.is_initialized() else 1
         if not self.synchronized or ranks == 1 or _counted is False:
             return plain(self, inputs, mask)
-        return _moments_of_all(self, inputs, mask, _counted)
+        return moments_of_all(self, inputs, mask, _counted, _refuse)
 
     moments.asks_all_ranks = True
     kind._moments = moments
@@ -92,28 +92,11 @@ def counting(counted: Any) -> Iterator[None]:
         _counted = before
 
 
-def _moments_of_all(layer: Any, inputs: Any, mask: Any, counted: Any) -> tuple[Any, Any]:
-    refuse_xla()
-    name = _exchange_name()
-    passes = itertools.count()
-
-    def gather(own: tf.Tensor) -> tf.Tensor:
-        own = tf.where(counted, own, 0)
-        return in_turn(lambda: allgather(own[None], name))
-
-    def add(own: tf.Tensor) -> tf.Tensor:
-        own = tf.where(counted, own, 0)
-        here = name and f"{name}.backward{next(passes)}"
-        summed = in_turn(lambda: allreduce(own, here, op=Sum))
-        return tf.where(counted, summed, 0)
-
-    def refuse() -> NoReturn:
-        raise NotImplementedError(
-            f"The gradient of a gradient through the batch normalization {layer.name!r} is not "
-            "available on ranks. Use `keras.layers.GroupNormalization`, which needs no other rank."
-        )
-
-    return moments_over_ranks(layer, inputs, mask, gather, add, refuse)
+def _refuse(layer: keras.layers.BatchNormalization) -> NoReturn:
+    raise NotImplementedError(
+        f"The gradient of a gradient through the batch normalization {layer.name!r} is not "
+        "available on ranks. Use `keras.layers.GroupNormalization`, which needs no other rank."
+    )
 
 
 def _exchange_name() -> str | None:
@@ -126,20 +109,32 @@ def _exchange_name() -> str | None:
     return f"batch_normalization.{next(_exchanges.setdefault(graph, itertools.count()))}"
 
 
-def moments_over_ranks(
+def moments_of_all(
     layer: keras.layers.BatchNormalization,
     inputs: Any,
     mask: Any,
-    gather: Callable[[tf.Tensor], tf.Tensor],
-    add: Callable[[tf.Tensor], tf.Tensor],
-    refuse: Callable[[], NoReturn],
+    weight: Any,
+    refuse: Callable[[keras.layers.BatchNormalization], NoReturn],
 ) -> tuple[Any, Any]:
     """Return what `BatchNormalization._moments` returns in one process with the whole batch.
 
-    `gather` returns the statistics of all ranks, shape (ranks, 3, channels), from this rank's;
-    `add` the sum of what is propagated back, shape (2, channels), in the scale of this rank's
-    loss. Both are 0 where samples do not count. `refuse` raises for a gradient's gradient.
+    `weight` is that of this rank's loss in the sum over ranks, 0 where its samples do not count;
+    `refuse` raises for a gradient's gradient.
     """
+    refuse_xla()
+    name, passes, weight = _exchange_name(), itertools.count(), tf.cast(weight, inputs.dtype)
+
+    def gather(own: tf.Tensor) -> tf.Tensor:
+        """Return the statistics of all ranks, shape (ranks, 3, channels)."""
+        own = tf.where(weight > 0, own, 0)
+        return in_turn(lambda: allgather(own[None], name))
+
+    def add(own: tf.Tensor) -> tf.Tensor:
+        """Return the sum of what is propagated back, in the scale of this rank's loss."""
+        own = tf.math.multiply_no_nan(own, weight)
+        here = name and f"{name}.backward{next(passes)}"
+        return tf.math.divide_no_nan(in_turn(lambda: allreduce(own, here, op=Sum)), weight)
+
     axes, channels = layer._reduction_axes, inputs.shape[layer.axis]
     along = [1] * len(inputs.shape)
     along[layer.axis] = channels
@@ -153,7 +148,7 @@ def moments_over_ranks(
 
     @tf.custom_gradient
     def add_once(values: tf.Tensor) -> Any:
-        return add(values), lambda _: refuse()
+        return add(values), lambda _: refuse(layer)
 
     @tf.custom_gradient
     def compute(x: tf.Tensor) -> Any:

@@ -40,7 +40,7 @@ from keras.src.utils import file_utils
 from dlguide.files import atomic_write
 from dlguide.horovod import runtime
 from dlguide.horovod.native import native
-from dlguide.horovod.transparent import normalization, patches
+from dlguide.horovod.transparent import patches
 from dlguide.horovod.transparent.session import Refused, Session, replaces
 
 __all__ = ["REPORT", "Refused", "Session", "finish", "start"]
@@ -81,7 +81,6 @@ def start(script: str, folder: Path, seed: int) -> Session:
     session = Session(script, folder, native.rank(), native.size(), seed)
     keras.utils.set_random_seed(seed)
     patches.install(session)
-    normalization.install(session)
     _refuse_imports(session)
     _refuse_checkpoints(session)
     _fetch_in_turn(session)
@@ -239,10 +238,11 @@ def _check_path(session: Session, path: Any, flags: int | None) -> None:
     real = _real(path)
     if real is None:
         return
-    if _is_shared(real, session):
+    remote = "://" in os.fsdecode(path)
+    if remote or _is_shared(real, session):
         session.refuse(
-            f"writes to {real}, outside the folder in which it runs, as every rank would: use a "
-            "relative path"
+            f"writes to {path if remote else real}, outside the folder in which it runs, as every "
+            "rank would: use a relative path"
         )
     inside = real.is_relative_to(os.path.realpath(session.folder))
     if inside and flags is not None and not flags & os.O_EXCL and real.is_symlink():

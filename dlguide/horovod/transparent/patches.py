@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
@@ -25,8 +25,10 @@ from keras.src.callbacks.callback_list import CallbackList
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers import trainer as base
 from keras.src.trainers.compile_utils import CompileLoss
+from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from dlguide.horovod.callbacks import BroadcastGlobalVariablesCallback
+from dlguide.horovod.normalization import moments_of_all
 from dlguide.horovod.reduction import reducers_of
 from dlguide.horovod.transparent.session import Session, replaces
 from dlguide.horovod.transparent.sharing import (
@@ -62,6 +64,7 @@ def install(session: Session) -> None:
     _share_functions(session, counts)
     _share_results(session, counts)
     _weigh_means(session)
+    _share_moments(session)
     _share_decisions(session)
     _watch_optimizers(session)
     _check_losses(session)
@@ -218,6 +221,29 @@ def _weigh_means(session: Session) -> None:
         if session.weight is not None and sample_weight is None and scalar:
             sample_weight = session.weight / session.ranks
         return plain(self, values, sample_weight)
+
+
+def _share_moments(session: Session) -> None:
+    """Let layers of batch normalization take the statistics of the whole batch in a shared step."""
+
+    def refuse_twice(layer: Any) -> NoReturn:
+        what = "the gradient of a gradient through the batch normalization"
+        session.refuse(f"takes {what} `{layer.name}`")
+
+    @replaces(keras.layers.BatchNormalization, "_moments")
+    def moments(plain: Any, self: Any, inputs: Any, mask: Any) -> Any:
+        if session.weight is None or session.ranks == 1:
+            return plain(self, inputs, mask)
+        graph = tf.compat.v1.get_default_graph()
+        while not tf.executing_eagerly() and graph not in (session.graph, None):
+            if isinstance(graph, ControlFlowFuncGraph):  # how often it runs may depend on data
+                session.refuse(
+                    f"the batch normalization `{self.name}` is in a loop or a branch of "
+                    "TensorFlow's (tf.while_loop, tf.cond, a recurrent layer)"
+                )
+            graph = getattr(graph, "outer_graph", None)
+        session.normalized.setdefault(id(self), self)
+        return moments_of_all(self, inputs, mask, session.weight, refuse_twice)
 
 
 def _share_decisions(session: Session) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,7 +98,6 @@ class Session:
         self.graph: Any = None  # within a shared step: the graph that it is traced in
         self.normalized: dict[int, Any] = {}  # layers with statistics of all ranks, by id
         self._share = tf.Variable(0.0, dtype=tf.float64, trainable=False)
-        self._named: Counter = Counter()  # exchanges of a layer in the current step
         self.line = 0  # of the script, of the current call
         self.known: dict[int, Any] = {}  # optimizers that exchange, and those inside them, by id
         self.trained = False
@@ -139,18 +137,10 @@ class Session:
         self._share.assign(tf.cast(own, tf.float64) * self.ranks / tf.cast(total, tf.float64))
         self.weight = self._share
         self.graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        self._named.clear()
         try:
             yield
         finally:
             self.weight = self.graph = None
-
-    def name_exchange(self, layer: Any) -> str:
-        """Note a layer and return the name of its exchange, the same on all ranks."""
-        self.normalized.setdefault(id(layer), layer)
-        number = list(self.normalized).index(id(layer))
-        self._named[number] += 1
-        return f"transparent.{number}.{layer.path}.{self._named[number]}"
 
     def agreed(self) -> set[int]:
         """Return the ids of variables that steps change equally on all ranks."""
