@@ -121,7 +121,6 @@ DRAWN = {
     "affinity": (threads.plan(NODE, 2), NODE),
     "area_by_pictures": ({(100, 50, "scratch"): [0.6, 0.7]}, 20),
     "area_gains": ({"a - b": ONE},),
-    "areas_under_curves": ({"one": ONE, "other": OTHER},),
     "attention_map": ({"one head": np.eye(3)}, ["a", " ", "b"]),
     "batch_costs": ({1: [9.0, 11.0], 32: [3.0]}, {1: [1.0], 32: [2.0, 3.0]}),
     "batch_seconds": (load("batch_seconds_gk210"),),
@@ -282,7 +281,7 @@ def test_shade_of_densities_is_the_share_of_the_points_and_lies_where_they_do():
 
 
 def test_intervals_of_two_nets_are_drawn_at_their_findings_whatever_the_order():
-    axes = pictures.areas_under_curves({"one": ONE, "other": OTHER}).axes[0]
+    axes = pictures.area_gains({"one": ONE, "other": OTHER}).axes[0]
     lines = axes.containers[1].lines[2][0].get_segments()
     ends = [(line[0][0], line[1][0]) for line in sorted(lines, key=lambda line: line[0][1])]
     found = dict(zip(rows_of(axes), ends, strict=True))

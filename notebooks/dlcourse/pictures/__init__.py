@@ -9,7 +9,7 @@ from typing import Any
 
 _PICTURES = {
     "cases": (
-        "area_by_pictures area_gains areas_under_curves film frame_scores growth loss_and_rate "
+        "area_by_pictures area_gains film frame_scores growth loss_and_rate "
         "predicted_frames reliability roc_curves shares"
     ),
     "communication": (

@@ -16,7 +16,6 @@ from dlguide.plots import figures
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy.typing import ArrayLike
 
@@ -28,72 +27,37 @@ Row = tuple[str, float, float, float]
 _AUROC_MARKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"))
 
 
-def areas_under_curves(
-    areas: Mapping[str, Sequence[Row]], published: Mapping[str, float] | None = None
-) -> Figure:
-    """Draw the AUROC of each finding with its interval, for one net or for some side by side."""
-    first = {name: value for name, value, *_ in next(iter(areas.values()))}
-    ranked = sorted(first.keys() - {"mean"}, key=lambda name: -first[name])
-    best, worst = ranked[0], ranked[-1]
-    described = ", ".join(
-        f"{net} {dict((row[0], row[1]) for row in rows).get('mean', rows[-1][1]):.3f}"
-        for net, rows in areas.items()
-    )
-    alt = (
-        f"Area under the ROC curve of {len(first) - ('mean' in first)} findings with intervals. "
-        f"Means: {described}. Highest for {best} ({first[best]:.2f}), lowest for {worst} "
-        f"({first[worst]:.2f})."
-    )
-    drawn, axes, names = _intervals(areas, alt, "Area under the ROC curve")
-    there = [name for name in names if name in (published or {})]
-    if there:
-        values, places = [published[name] for name in there], list(map(names.index, there))
-        axes.plot(values, places, "D", color=GREY, markersize=4, label="published CheXNet")
-    axes.axvline(0.5, color=GREY, linewidth=1, linestyle=":")
-    axes.set(xlabel="AUROC (0.5 is guessing), with 95 % intervals", xlim=(None, 1.01))
-    figures.legend_above(axes)
-    return drawn
-
-
 def area_gains(gains: Mapping[str, Sequence[Row]]) -> Figure:
-    """Draw by how much the AUROC of each finding differs between two nets."""
+    """Draw by how much the AUROC of each finding differs between two nets, the mean at the end."""
     first = [row for row in next(iter(gains.values())) if row[0] != "mean"]
     apart = sum(low > 0 or high < 0 for _, _, low, high in first)
     alt = (
         f"Differences of AUROC for {len(first)} findings with intervals: above 0 in "
         f"{sum(row[1] > 0 for row in first)}, and with an interval on one side of 0 in {apart}."
     )
-    drawn, axes, _ = _intervals(gains, alt, "Difference by finding")
-    axes.axvline(0, color=GREY, linewidth=1)
-    axes.set(xlabel="difference of AUROC, with 95 % intervals")
-    figures.legend_above(axes)
-    return drawn
-
-
-def _intervals(
-    tables: Mapping[str, Sequence[Row]], alt: str, title: str
-) -> tuple[Figure, Axes, list[str]]:
-    """Draw a row for each finding, from the first net's highest value down, the mean at the end."""
-    first = {row[0]: row[1] for row in next(iter(tables.values()))}
-    names = sorted(first, key=lambda name: (name == "mean", -first[name]))
+    values = {row[0]: row[1] for row in next(iter(gains.values()))}
+    names = sorted(values, key=lambda name: (name == "mean", -values[name]))
     drawn, (axes,) = figure(1, 1, 7.2, 0.9 + 0.31 * len(names), alt)
-    for number, ((net, rows), (colour, mark)) in enumerate(
-        zip(tables.items(), _AUROC_MARKS, strict=False)
+    for number, ((nets, rows), (colour, mark)) in enumerate(
+        zip(gains.items(), _AUROC_MARKS, strict=False)
     ):
         by_name = {row[0]: row[1:] for row in rows}
-        values, low, high = np.array([by_name[name] for name in names], float).T
-        places = np.arange(len(names)) + 0.22 * (number - (len(tables) - 1) / 2)
-        ends = np.stack([values - low, high - values]).clip(0)
-        look = {"color": colour, "markersize": 4.5, "elinewidth": 1.2, "label": net}
-        axes.errorbar(values, places, xerr=ends, fmt=mark, **look)
+        middle, low, high = np.array([by_name[name] for name in names], float).T
+        places = np.arange(len(names)) + 0.22 * (number - (len(gains) - 1) / 2)
+        ends = np.stack([middle - low, high - middle]).clip(0)
+        look = {"color": colour, "markersize": 4.5, "elinewidth": 1.2, "label": nets}
+        axes.errorbar(middle, places, xerr=ends, fmt=mark, **look)
     if "mean" in names:
         axes.axhline(names.index("mean") - 0.5, color=GREY, linewidth=0.6)
     axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
-    axes.set_title(title, loc="left", fontsize=10)
-    return drawn, axes, names
+    axes.axvline(0, color=GREY, linewidth=1)
+    axes.set(xlabel="difference of AUROC, with 95 % intervals")
+    axes.set_title("Difference by finding", loc="left", fontsize=10)
+    figures.legend_above(axes)
+    return drawn
 
 
 def roc_curves(judged: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Figure:
