@@ -718,7 +718,9 @@ class Saver:
                 self._committed.leave()
 
     def _identity(self) -> dict[str, Any]:
-        return self.facts | self._job.identity(self._comm.size)
+        same = self._job.identity(self._comm.size)
+        # compared first: another one also makes other settings of the optimizer
+        return {"schedule": same["schedule"]} | self.facts | same
 
     def _copied(self) -> list[tuple[str, np.ndarray]]:
         # Reading a variable copies it: a thread writes what there is now.
