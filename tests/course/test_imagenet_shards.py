@@ -1,6 +1,5 @@
 """ImageNet as TFRecord shards: what TensorFlow reads and writes, and what is refused."""
 
-import io
 import re
 import shutil
 import struct
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from imagenet_writers import fields, framed, write_shards
-from PIL import Image
 
 from dlcourse import synthetic
 from dlcourse.readers import imagenet_shards
@@ -50,9 +48,6 @@ def test_records_are_read_back(made, split, pictures):
     assert len(found) == len(pictures)
     for number, (one, original) in enumerate(zip(found, pictures, strict=True)):
         assert (one.index, one.label, one.encoded) == (number, original.label, original.encoded())
-        assert one.synset == f"n9000000{one.label}"
-        decoded = np.asarray(Image.open(io.BytesIO(original.encoded())))
-        assert np.array_equal(one.pixels, decoded)
     assert found[0].name == ("n90000000_0.JPEG" if split == "train" else f"{VAL}_00000001.JPEG")
 
 
@@ -97,11 +92,11 @@ def test_missing_and_mixed_shards_are_named(copy, tmp_path):
     with pytest.raises(DataError, match=r"1 of 5 shards are missing.* train-00003-of-00005"):
         imagenet_shards.read(copy)
     (tmp_path / "away").rename(copy / "train-00003-of-00008")
-    with pytest.raises(DataError, match=r"holds 2 data sets: train-\*-of-00005, train-\*-of-00008"):
+    with pytest.raises(DataError, match=r"holds train-00003-of-00008, which is none of 5 shards"):
         imagenet_shards.read(copy)
     (copy / "train-00003-of-00008").rename(copy / "train-00003-of-00005")
     (copy / "train-00007-of-00005").write_bytes(b"")
-    with pytest.raises(DataError, match="train-00007-of-00005 is none of 5 shards"):
+    with pytest.raises(DataError, match="holds train-00007-of-00005, which is none of 5"):
         imagenet_shards.read(copy)
     assert len(imagenet_shards.read(copy, "validation")) == 6
     with pytest.raises(MissingComponentError, match="no shards of ImageNet like train-00000-of-0"):
@@ -115,20 +110,6 @@ def ends(path):
         at += 16 + struct.unpack_from("<Q", contents, at)[0]
         found.append(at)
     return found
-
-
-def test_a_shard_that_was_cut_between_two_records_is_seen(copy):
-    path = copy / "train-00002-of-00005"
-    whole = path.read_bytes()
-    cut = whole[: ends(path)[1]]
-    path.write_bytes(cut)  # 2 records, the others hold 3 and 4
-    with pytest.raises(DataError, match=r"00002-of-00005: holds 2 records where others hold 4"):
-        imagenet_shards.read(copy)
-    assert len(imagenet_shards.read(copy, even=False)) == 15
-    path.write_bytes(whole)
-    last = copy / "train-00004-of-00005"
-    last.write_bytes(last.read_bytes()[: ends(last)[2]])  # the last shard may be the shorter one
-    assert len(imagenet_shards.read(copy)) == 16
 
 
 def test_every_cut_and_every_flipped_bit_is_reported_with_file_and_place(copy):
@@ -162,46 +143,27 @@ def test_a_file_that_changes_after_it_was_indexed_is_seen(copy):
         found[3]
 
 
-PICTURE = TRAIN[3]
-PNG = io.BytesIO()
-Image.fromarray(PICTURE.pixels).save(PNG, "png")
-
-
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
         ({"image/class/label": [1001]}, "label 1001 must be 1 to 1000"),
         ({"image/class/label": [b"1"]}, "'image/class/label' is not one int"),
-        ({"image/class/label": None}, "it has no feature 'image/class/label'"),
-        ({"image/class/synset": [b"cat"]}, "must be called n and 8 digits, got 'cat'"),
-        ({"image/filename": [b"n90000001_3.JPEG"]}, "'n90000001_3.JPEG' among those of n90000000"),
-        ({"image/height": [33]}, r"its JPEG has \(\d+, \d+\) pixels, the record says \(\d+, 33\)"),
-        ({"image/encoded": [PNG.getvalue()]}, "no whole JPEG .*begins with b'.x89PNG"),
-        ({"image/encoded": [PICTURE.encoded()[:-2]]}, "no whole JPEG .*: has no end"),
+        ({"image/class/label": None}, "'image/class/label' is not one int"),
+        ({"image/encoded": [b"one", b"two"]}, "'image/encoded' is not one bytes"),
     ],
 )  # fmt: skip
 def test_a_record_that_does_not_hold_is_named(changed, text, tmp_path):
     good = encode_features(fields(TRAIN[0]))
-    bad = encode_features(fields(PICTURE, **changed))
+    bad = encode_features(fields(TRAIN[3], **changed))
     found = imagenet_shards.read(one_shard(tmp_path / "bad", good, bad))
     assert found[0].label == 0
     with pytest.raises(DataError, match=rf"train-00000-of-00001: record 1 at byte \d+: .*{text}"):
         found[1]
 
 
-def test_labels_that_change_their_class_are_named(tmp_path):
-    records = [encode_features(fields(TRAIN[number])) for number in (0, 1)]
-    swapped = encode_features(fields(TRAIN[3], **{"image/class/label": [2]}))
-    folder = one_shard(tmp_path / "mixed", *records, swapped)
-    found = imagenet_shards.read(folder)
-    assert [found[k].synset for k in (0, 1)] == ["n90000000", "n90000001"]
-    with pytest.raises(DataError, match=r"record 2 .*label 2 is n90000000 here and n90000001 else"):
-        found[2]
-
-
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_no_bytes_in_a_record_give_anything_but_a_picture_or_an_error(data, tmp_path):
+def test_no_bytes_in_a_record_give_anything_but_a_record_or_an_error(data, tmp_path):
     contents = bytearray(encode_features(fields(TRAIN[0])))
     head = min(len(contents), 400)  # most features are at the beginning
     for _ in range(data.draw(st.integers(1, 4))):
@@ -212,7 +174,7 @@ def test_no_bytes_in_a_record_give_anything_but_a_picture_or_an_error(data, tmp_
     try:
         one = found[0]
         assert 0 <= one.label < 1000
-        assert one.pixels.shape == TRAIN[0].pixels.shape
+        assert isinstance(one.encoded, bytes)
     except DataError as error:
         message = str(error)
-    assert re.match(r"$|.*00000-of-00001: record 0 at byte 12: .|record 0, n9.*: no image", message)
+    assert re.match(r"$|.*00000-of-00001: record 0 at byte 12: .", message)

@@ -1,6 +1,6 @@
 """What ResNet-50's recipe needs of the library.
 
-`models.set_momentum`, `ShardSource`, `checkpoint.branch`, `CollapsedDecay` and the top-k of
+`models.set_momentum`, shards as a source, `checkpoint.branch`, `CollapsedDecay` and the top-k of
 `step.evaluator`.
 """
 
@@ -53,7 +53,7 @@ def shards(tmp_path):
 
 def test_shards_and_class_folders_give_the_same_pictures(folders, shards):
     whole = ip.CentreCrop(16, 16, 18)
-    sources = imagenet.read(folders), imagenet_shards.ShardSource(imagenet_shards.read(shards))
+    sources = imagenet.read(folders), imagenet_shards.read(shards)
     (files, by_name), (records, as_written) = (
         next(iter(ip.Pipeline(each, 12, shuffle=False, augment=[whole]).epoch(0)))
         for each in sources

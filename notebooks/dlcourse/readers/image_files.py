@@ -53,18 +53,11 @@ def decode_image(contents: bytes, mode: str | None, where: str) -> tuple[np.ndar
         with Image.open(io.BytesIO(contents), formats=FORMATS) as image:
             if image.format == "PNG" and _PNG_END not in contents:
                 raise OSError("its last part, IEND, is damaged or missing")
-            pixels = np.asarray(image if mode is None else _converted(image, mode))
+            pixels = np.asarray(image if mode is None else image.convert(mode))
             return pixels, (image.format or "").lower()
     except DAMAGE as error:
         size = len(contents)
         raise DataError(f"{where}: no image that can be read ({size} bytes): {error}") from error
-
-
-def _converted(image: Image.Image, mode: str) -> Image.Image:
-    """Convert to 8 bits per channel; of 16 the upper ones, where Pillow would cut at 255."""
-    if image.mode.startswith("I"):
-        image = Image.fromarray((np.asarray(image, np.uint16) >> 8).astype(np.uint8))
-    return image.convert(mode)
 
 
 def _contents(path: Path) -> bytes:

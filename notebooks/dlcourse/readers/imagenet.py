@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dlcourse.readers.image_files import file_sample, read_image, require_existing
-from dlcourse.synthetic import Picture, Samples
+from dlcourse.synthetic import Picture
 from dlguide.data.formats.sample import Sample
-from dlguide.errors import DataError, require_known
-
-__all__ = ["ClassFolders", "parts", "read", "unchecked"]
+from dlguide.errors import DataError
 
 SPLITS = ("train", "val")
 ORIGIN = (
@@ -25,8 +23,6 @@ ORIGIN = (
     "ILSVRC2012_img_val.tar; dlcourse.synthetic makes pictures without a network."
 )
 _SYNSET = re.compile(r"n\d{8}")
-# The files of some smaller sets are called otherwise; those that name a class must tell the truth.
-_NAMED = re.compile(r"(n\d{8})_.*")
 
 
 @dataclass(frozen=True)
@@ -35,30 +31,25 @@ class ClassFolders(Sequence):
 
     folder: Path
     synsets: tuple[str, ...]
-    files: tuple[tuple[str, int], ...] = field(repr=False)
+    files: tuple[tuple[Path, int], ...] = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.files)
 
-    def __getitem__(self, index: int | slice) -> Picture | Samples:
-        if isinstance(index, slice):
-            return Samples(range(len(self))[index], self.__getitem__)
-        path, label = self._item(*self.files[index])
+    def __getitem__(self, index: int) -> Picture:
+        path, label = self.files[index]
         pixels, kind = read_image(path, "RGB")
-        return Picture(range(len(self))[index], label, kind, pixels)
+        return Picture(index, label, kind, pixels)
 
-    def items(self) -> list[tuple[Path, int]]:
+    def items(self) -> tuple[tuple[Path, int], ...]:
         """List the files with their classes, for callers that read and decode them."""
-        return [self._item(name, label) for name, label in self.files]
+        return self.files
 
     def samples(self) -> Iterator[Sample]:
         """Give the files as they are, each decoded once to see that it is whole."""
         for path, label in self.items():
             key = "/".join((self.folder.name, *path.parts[-2:]))
             yield file_sample(path, (label,), key)
-
-    def _item(self, name: str, label: int) -> tuple[Path, int]:
-        return self.folder / self.synsets[label] / name, label
 
 
 # What `verification.verify` needs: files at the top of the folder, the parts, what is not checked.
@@ -76,21 +67,13 @@ def unchecked(folder: Path) -> tuple[str, ...]:
 
 
 def read(folder: str | os.PathLike, split: str = "train") -> ClassFolders:
-    """List the pictures of a split.
-
-    Args:
-        folder: the folder that holds `train` and `val`.
-        split: "train" or "val".
-
-    Returns:
-        ClassFolders: the pictures, each read when asked for.
+    """List the pictures of a split, "train" or "val".
 
     Raises:
         MissingComponentError: when the split's folder is not there.
-        DataError: for a folder that is no class, a file of another kind or another class, an
-            empty class, or a class of `val` that `train` does not have; names it.
+        DataError: for a folder that is no class, a file of another kind, an empty class of `train`,
+            or a class of `val` that `train` does not have; names it.
     """
-    require_known(split, SPLITS, "split")
     base = require_existing(Path(folder) / split, f"folder {split!r} of ImageNet", ORIGIN)
     # validation alone would number the classes otherwise when it lacks one
     numbered = Path(folder) / "train"
@@ -105,12 +88,9 @@ def read(folder: str | os.PathLike, split: str = "train") -> ClassFolders:
         for file in found:
             if not file.lower().endswith((".jpeg", ".jpg")):
                 raise DataError(f"{here / file}: no .JPEG file, in a folder of pictures.")
-            named = _NAMED.fullmatch(file)
-            if named and named[1] != name:
-                raise DataError(f"{here / file}: a picture of {named[1]}, in a folder of {name}.")
-            files.append((file, label))
-        if not found and (split == "train" or here.is_dir()):
+        if not found and split == "train":
             raise DataError(f"{here}: the class has no pictures.")
+        files += [(here / file, label) for file in found]
     return ClassFolders(base, synsets, tuple(files))
 
 

@@ -105,9 +105,6 @@ def pipelines(
     if isinstance(data, Dataset):
         train, test = Pipeline(data, batch, **options), Pipeline(data, few, part="test", **options)
     else:
-        sources = (data.train, data.test)
-        if data.form == SHARDS:
-            sources = tuple(imagenet_shards.ShardSource(one) for one in sources)
         options |= {"name": f"ImageNet ({data.form})", "readers": 4}
-        train, test = (Pipeline(*one, **options) for one in zip(sources, (batch, few), strict=True))
+        train, test = Pipeline(data.train, batch, **options), Pipeline(data.test, few, **options)
     return train, test.without_augmentation()
