@@ -40,7 +40,7 @@ use_onednn()  # before a lesson imports TensorFlow
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("measured", "pictures", "usecases"):
+    if name in ("measured", "nets", "pictures", "usecases"):
         return import_module(f"dlcourse.{name}")
     if name in ("check", "solution"):
         from dlcourse import exercises
