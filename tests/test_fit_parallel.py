@@ -44,17 +44,21 @@ def trainings(saves_in):
         pairs = zip(parallel.trainable_weights, serial.trainable_weights, strict=True)
         return float(max(np.max(np.abs(a - b)) / np.max(np.abs(b)) for a, b in pairs))
 
+    def accumulating():
+        return keras.optimizers.SGD(0.05, momentum=0.9, gradient_accumulation_steps=2)
+
     result = {"rank": rank, "ranks": ranks, "different": {}, "digests": {}, "errors": {}}
     for name, net, settings in (
         ("float64 adam", lambda: small(1, "float64"), {"optimizer": "adam"}),
         # 41 = 2 * 20 + 1 = 30 + 11 = 40 + 1: ranks without a sample in the last step.
         ("float64 empty", lambda: small(1, "float64"), {"samples": 41}),
+        ("float64 accumulated", lambda: small(1, "float64"), {"optimizer": accumulating}),
         ("float64 weight decay", lambda: small(1, "float64", decay=0.1), {}),
         ("float32", lambda: small(1), {"evaluate": True}),
         ("float64 mnist_cnn", "mnist_cnn", {"dropout": 0.0, "dtype": "float64", "epochs": 1}),
     ):
         # Each costs seconds on each rank: what two ranks show three need not.
-        if ranks != 2 and name not in ("float64 empty", "float32"):
+        if ranks != 2 and name not in ("float64 empty", "float64 accumulated", "float32"):
             continue
         if net == "mnist_cnn":
 
