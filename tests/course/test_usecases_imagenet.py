@@ -47,4 +47,4 @@ def test_rates_follow_the_global_batch():
 def outcome():
     line, collapsed = (Branch(name, None, top, 0.95, *pair, 0, 0) for name, top, pair in
                        (("line", 0.80, (0, 0)), ("collapsed", 0.83, (272, 200))))  # fmt: skip
-    return Outcome(0, 2, "on the CPU", "pictures", 0, False, SMALL, None, line, collapsed)
+    return Outcome("on the CPU", SMALL, None, line, collapsed)

@@ -38,7 +38,7 @@ def outcome(workers, saves_in):
     recipe = replace(recipe, batch_per_worker=3, samples=18 * workers, test_samples=36, tested=None)
     one = imagenet.train(saves_in, recipe=recipe, dtype="float64")
     weights = {}
-    if one.rank == 0:
+    if one.shared_phase.rank == 0:
         for name in kept:
             _, arrays = checkpoint.read(checkpoint.latest(os.path.join(saves_in, name)))
             weights[name] = [array.ravel().tolist() for array in arrays]

@@ -30,7 +30,6 @@ _PART = "Finish the download, or use `subset=True` if this is meant to be a part
 class Found:
     """ImageNet, or a part of it; `classes` is the number of values a label can have."""
 
-    folder: Path
     form: str
     train: Sequence[Any]
     test: Sequence[Any]
@@ -59,7 +58,7 @@ def find(real: str | os.PathLike, subset: bool = False) -> Found:
     for (what, count), whole in zip(found.items(), wanted, strict=True):
         if count != whole and not subset:
             raise DataError(f"{folder}: looked for {whole} {what}, found {count}. {_PART}")
-    return Found(folder, form, train, test, classes)
+    return Found(form, train, test, classes)
 
 
 def recipe_for(recipe: TrainingRecipe, found: Found) -> TrainingRecipe:

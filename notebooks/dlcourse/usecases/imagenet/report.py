@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlcourse import explained, pictures, storage
+from dlcourse import explained, pictures
 from dlcourse.usecases.imagenet.recipe import GUIDE, TrainingRecipe
 from dlcourse.usecases.report import Finding
 from dlguide import published
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 # Section 6.2.7: top-1 and top-5 after part 1 and after part 2 (percent).
 PUBLISHED_TOP = ((75.6, 92.7), (76.1, 93.2))
-FIRST_JPEG, REDUCED = 138e9 / 1.28e6, 42e9 / 1.28e6  # mean bytes of a picture, section 6.2.4
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Branch:
 class Outcome:
     """The result on one rank.
 
-    `why` is the reason for the device; `real` says that the pictures are ImageNet's.
+    `why` is the reason for the device.
 
     Args:
         shared_phase: the epochs before the branches, as far as this call trained them.
@@ -64,12 +63,7 @@ class Outcome:
         single: with `apart`, the endings that change one of these three alone.
     """
 
-    rank: int
-    ranks: int
     why: str
-    data: str
-    seed: int
-    real: bool
     recipe: TrainingRecipe
     shared_phase: TrainingResult
     line: Branch
@@ -103,9 +97,9 @@ class Outcome:
             **{f"only {one.name} changed": one for one in self.single},
         }
         lines = [
-            f"{recipe.net} on {self.data}: {recipe.samples} pictures, {recipe.classes} classes, "
-            f"{recipe.workers} workers with {recipe.batch_per_worker} each, {self.ranks} ranks. "
-            f"{self.why}"
+            f"{recipe.net} on {self.shared_phase.data}: {recipe.samples} pictures, "
+            f"{recipe.classes} classes, {recipe.workers} workers with {recipe.batch_per_worker} "
+            f"each, {self.shared_phase.ranks} ranks. {self.why}"
         ]
         lines += [
             f"  {words:35} top-1 {100 * one.top1:.1f} %, top-5 {100 * one.top5:.1f} %"
@@ -145,7 +139,6 @@ def findings(outcomes: Sequence[Outcome]) -> list[Finding]:
     hours = {row["configuration"]: row["hours"] for row in published.load("time_to_train")}
     node_h = hours["1x Xeon Platinum 8160 node"]
     row = next(each for each in explained.time_to_train().rows if each.workers == GUIDE.nodes)
-    reduced, original = storage.demand(storage.GUIDE), storage.demand(storage.GUIDE_ORIGINAL_IMAGES)
     return [
         Finding(
             "collapsed decay",
@@ -156,18 +149,6 @@ def findings(outcomes: Sequence[Outcome]) -> list[Finding]:
             "One seed, as in the guide: the test alone makes a standard error of "
             f"{one.over_line(one.collapsed)[1]:.2g} points. Three things change at once in the "
             "last part; here the pictures also cease to be mirrored.",
-        ),
-        Finding(
-            "global batch",
-            f"{GUIDE.global_batch} = {GUIDE.nodes} nodes x {GUIDE.workers_per_node} x "
-            f"{GUIDE.batch_per_worker}, rate up to {GUIDE.rate}",
-            "guide 6.2.2, Table 5",
-            f"{recipe.global_batch} = {recipe.nodes} x {recipe.workers_per_node} x "
-            f"{recipe.batch_per_worker}, rate up to {recipe.rate:.3g}",
-            "The batch of a worker is the guide's, so batch normalisation sees as many pictures. "
-            "By the linear rule the rate would be "
-            f"{GUIDE.rate * recipe.global_batch / GUIDE.global_batch:.2g}, too little for so few "
-            "steps.",
         ),
         Finding(
             "epochs paid",
@@ -184,24 +165,11 @@ def findings(outcomes: Sequence[Outcome]) -> list[Finding]:
             "time to train",
             f"~{node_h:.0f} h on one node, 1 h on {GUIDE.nodes}: {row.published:.0f} times",
             "guide 6.2.8, Table 6",
-            f"{speed:.0f} pictures/s of {recipe.image} pixels on {one.ranks} ranks; the model "
-            f"predicts {row.predicted:.0f} times for {GUIDE.nodes} nodes",
+            f"{speed:.0f} pictures/s of {recipe.image} pixels on {one.shared_phase.ranks} ranks; "
+            f"the model predicts {row.predicted:.0f} times for {GUIDE.nodes} nodes",
             f"One node of the guide makes {GUIDE.samples * GUIDE.epochs / node_h / 3600:.0f} "
             "pictures/s of 224 pixels with ResNet-50; another net and smaller pictures cannot be "
             "compared. The model describes the ring, not the whole machine; 400 and 1 h are "
             "rounded.",
-        ),
-        Finding(
-            "input of a node",
-            f"{1e-3 * REDUCED:.0f} kB a picture, {1e-6 * reduced.bytes_per_s_per_node:.1f} MB/s; "
-            f"all nodes {1e-9 * reduced.bytes_per_s:.1f} GB/s, which typical shared file "
-            "systems do not deliver",
-            "guide 6.2.4",
-            f"{speed:.0f} pictures/s would be {1e-6 * speed * FIRST_JPEG:.1f} MB/s of ImageNet's "
-            "own files",
-            f"33 kB are pictures made smaller for the LMDB; the published ones have "
-            f"{1e-3 * FIRST_JPEG:.0f} kB, {1e-6 * original.bytes_per_s_per_node:.1f} MB/s a node. "
-            f"A parallel file system gives the sum; what it may not give is "
-            f"{original.opens_per_s:.0f} files opened in a second.",
         ),
     ]

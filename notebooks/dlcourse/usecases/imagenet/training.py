@@ -96,10 +96,7 @@ def train(
     single = tuple(
         run.branch(change, recipe.ending(change), first)[0] for change in (CHANGES if apart else ())
     )
-    return Outcome(
-        comm.rank, comm.size, place.why, train_data.name, seed, bool(real), recipe, shared, line,
-        collapsed, single,
-    )  # fmt: skip
+    return Outcome(place.why, recipe, shared, line, collapsed, single)
 
 
 @dataclass(frozen=True, eq=False)
