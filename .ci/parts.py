@@ -28,7 +28,7 @@ TOUCHES = [  # what a change of these files may break; a test file touches its o
     (r"notebooks/(\d|answers/|programs/)", ["lessons", "whole"]),
     (r"notebooks/dlcourse/(?!exercises|usecases|pictures)", ["lessons", "whole"]),
     (r"notebooks/dlcourse/(pictures/|exercises/)", ["lessons", "exercises", "pages"]),
-    (r"notebooks/dlcourse/usecases/|data/", ["cases", "lessons"]),
+    (r"notebooks/(dlcourse/usecases|programs)/|data/", ["cases", "lessons"]),
     (r"dlguide/(collectives|parallel|training|horovod|data|models)/", ["ranks3", "cases"]),
     (r"dlguide/(cluster|tuning|doctor|bench|cli|machine|measure)/", ["processes"]),
     (r"dlguide/(horovod|install_horovod)", ["processes"]),
