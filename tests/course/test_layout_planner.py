@@ -153,7 +153,7 @@ def test_every_layout_of_a_gpt_divides_it_and_the_ranks_once():
             assert one.compute_s >= serial_s * (1 - 1e-12)
             parts = min(8, 16 // one.data)
             share = pipeline_schedule.bubble(one.pipeline, parts)
-            assert one.compute_s / one.step_s == pytest.approx(1 - share)
+            assert one.efficiency == pytest.approx(1 - share)
 
 
 def test_messages_of_a_gpt_are_those_of_the_formulas():

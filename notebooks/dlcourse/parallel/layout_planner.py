@@ -71,6 +71,11 @@ class ParallelLayout:
         """Time of one training step (s)."""
         return self.compute_s + self.exchange_s + self.bubble_s
 
+    @property
+    def efficiency(self) -> float:
+        """Share of the step in which the slowest stage computes."""
+        return self.compute_s / self.step_s
+
 
 @dataclass(frozen=True)
 class TrainingOptions:
