@@ -35,8 +35,7 @@ def accumulated(comm):
     weights = slow_training.initial_weights(0)
     state = [np.zeros_like(weights) for _ in range(2)]
     of_batches = [
-        slow_training.gradient(weights, *slow_training.batch(comm, 0, step))
-        for step in range(1, 5)
+        slow_training.gradient(weights, *slow_training.batch(comm, 0, step)) for step in range(1, 5)
     ]
     mean = compression.none().allreduce(np.mean(of_batches, axis=0), comm)
     slow_training.adamw(weights, mean, state, 1, few.rate * slow_training.schedule(4, 4))
