@@ -17,10 +17,13 @@ def write(kind, path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"),
-    [("chestxray14", "test_list.txt"), ("kitti_tracking", "image_02/0001/000001.png")],
+    ("kind", "name", "said"),
+    [
+        ("chestxray14", "test_list.txt", "test_list.txt"),
+        ("kitti_tracking", "image_02/0001/000001.png", "0001: frame 000001.png is missing"),
+    ],
 )
-def test_whole_folders_pass_and_what_is_cut_or_lost_is_named(kind, name, tmp_path):
+def test_whole_folders_pass_and_what_is_cut_or_lost_is_named(kind, name, said, tmp_path):
     folder, count = write(kind, tmp_path / "data")
     calls = []
     report = verification.verify(folder, progress=lambda *two: calls.append(two))
@@ -35,4 +38,4 @@ def test_whole_folders_pass_and_what_is_cut_or_lost_is_named(kind, name, tmp_pat
     assert path.name in str(report)
     path.write_bytes(whole)
     (folder / name).unlink()
-    assert name in str(verification.verify(folder))
+    assert said in str(verification.verify(folder))
