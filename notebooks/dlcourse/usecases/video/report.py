@@ -82,8 +82,8 @@ class Outcome:
 
     @property
     def clips_per_s(self) -> float:
-        """Clips of all ranks per second of steps at full size."""
-        return self.global_batch / float(np.median(self.step_s))
+        """Clips of all ranks per second of steps at full size; 0.0 if only the first was made."""
+        return self.global_batch / float(np.median(self.step_s)) if self.step_s else 0.0
 
     def summary(self) -> str:
         """Summarise the result in a few lines."""
