@@ -135,8 +135,8 @@ def test_program_trains_on_ranks_and_prints_what_both_endings_are_worth(tmp_path
     words = ["--ranks", 2, "--epochs", 2, "--output", tmp_path]
     done = commands.run([sys.executable, PROGRAM, *words], timeout_s=400)
     assert done.ok, done.tail()
-    rows = [line.split()[:5] for line in done.output.splitlines()]
-    (line,), (end,) = ([row for row in rows if row[:1] == [name]] for name in ENDINGS)
+    rows = [row for row in map(str.split, done.output.splitlines()) if len(row) == 6]
+    (line,), (end,) = ([row for row in rows if row[0] == name] for name in ENDINGS)
     gain = float(end[1]) - float(line[1])
     assert gain == pytest.approx(100 * (int(end[3]) - int(end[4])) / 2400, abs=0.011)
     assert (tmp_path / "training.png").stat().st_size > 0
