@@ -187,8 +187,8 @@ def branch(
         require(name in found.settings, "changes", must, name, then)
     named = [(one[0], array) for one, array in zip(found.arrays, arrays, strict=True)]
     settings = {**found.settings, **changes}
-    if "schedule" in changes:
-        settings.pop("optimizer_settings", None)  # a schedule of the weight decay is among them
+    for name in changes:
+        settings.pop(FOLLOWS.get(name, ""), None)
     return _write(Path(folder), found.step, found.epoch, settings, named, None)
 
 
@@ -264,6 +264,9 @@ def restore(
 
 # Facts that checkpoints written before did not have: these are compared by the others alone.
 LATER = ("net", "optimizer_settings", "data_facts", "functions")
+# The fact that differs too where a branch changes an argument.
+FOLLOWS = {"model": "net", "data": "data_facts", "loss": "functions"}
+FOLLOWS |= dict.fromkeys(("optimizer", "schedule"), "optimizer_settings")
 
 
 def _assign(
@@ -718,9 +721,8 @@ class Saver:
                 self._committed.leave()
 
     def _identity(self) -> dict[str, Any]:
-        same = self._job.identity(self._comm.size)
-        # compared first: another one also makes other settings of the optimizer
-        return {"schedule": same["schedule"]} | self.facts | same
+        # compared in this order: another argument also makes other facts
+        return self._job.identity(self._comm.size) | self.facts
 
     def _copied(self) -> list[tuple[str, np.ndarray]]:
         # Reading a variable copies it: a thread writes what there is now.

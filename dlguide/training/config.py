@@ -56,7 +56,7 @@ class FitConfig:
             batch normalisation and dropout included: that shows what many workers do to the
             accuracy, not how fast they are.
         timeline: file for Horovod's timeline of the epochs, which rank 0 writes and
-            `measure.horovod_timeline.read` reads; None for none. It slows rank 0: take few steps.
+            `dlcourse.horovod_timeline.read` reads; None for none. It slows rank 0: take few steps.
         label_check: called with the labels of a batch; returns True for each sample whose labels
             are damaged. None for class numbers below the model's outputs, or with a `loss` of
             your own for no check.

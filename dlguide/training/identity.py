@@ -73,8 +73,8 @@ def facts_of(
 ) -> dict[str, Any]:
     """Return what must be equal on all ranks, and in a training that resumes, of what was built.
 
-    Names of layers, which Keras counts through a process, are left out, and so is the learning
-    rate, which may be another one after a restart.
+    Names of layers, which Keras counts through a process, are left out, and so are seeds, of which
+    a checkpoint has the states, and the learning rate, which may be another one after a restart.
     """
     return {
         "net": f"{_digest(_structure(model)):08x}",
@@ -101,7 +101,7 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
     if isinstance(value, Mapping):
         if value.get("class_name") == "__lambda__":
             return _packed_code(value["config"])
-        left_out = ("compile_config", "build_config")
+        left_out = ("compile_config", "build_config", "seed")
         return {k: _renamed(each, names) for k, each in value.items() if k not in left_out}
     if isinstance(value, list):
         return [_renamed(each, names) for each in value]

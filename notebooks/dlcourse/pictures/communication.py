@@ -623,6 +623,7 @@ def _span(
     if span is not None:
         return span
     stretches = steps or [(event.start_s, event.end_s) for event in recorded.events]
+    require(bool(stretches), "recorded", "hold an event", str(recorded))
     return min(begin for begin, _ in stretches), max(stop for _, stop in stretches)
 
 
