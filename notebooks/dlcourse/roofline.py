@@ -174,8 +174,8 @@ def predict(cores: int, clock_hz: float, lane_bits: int) -> float:
     pairs do twice as much, int8 with VNNI four times. Matrix units such as AMX are left out, and
     that the clock changes with the load.
 
-    `lane_bits` is the width of one unit: 128, 256 or 512 (Zen 4 executes instructions of 512 bits in
-    two turns of its 256-bit units).
+    `lane_bits` is the width of one unit: 128, 256 or 512 (Zen 4 executes instructions of 512 bits
+    in two turns of its 256-bit units).
 
     Source:
         PRACE guide 2019, Table 1, notes e and f: 28 cores at 1.7e9 with two units of 512 bits.
