@@ -19,6 +19,7 @@ import psutil
 from dlguide.errors import require_positive
 
 STARTED_BY_MPI = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDRA_", "HYDI_", "MPI_LOCAL")
+SET_BY_USERS = ("HYDRA_", "OMPI_MCA_", "PRTE_MCA_")
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,14 @@ def without_mpi(env: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return an environment without the variables by which MPI tells a process its rank.
 
     With them an MPI program that is started on its own waits for a launcher that is not there.
+    What a user sets for a launcher stays.
     """
     env = os.environ if env is None else env
-    return {name: value for name, value in env.items() if not name.startswith(STARTED_BY_MPI)}
+    return {
+        name: value
+        for name, value in env.items()
+        if name.startswith(SET_BY_USERS) or not name.startswith(STARTED_BY_MPI)
+    }
 
 
 @contextlib.contextmanager

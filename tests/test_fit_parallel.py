@@ -246,6 +246,7 @@ def last_step_of_one_sample():
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_last_step_of_one_sample_counts_as_one_image(tmp_path):
     images = np.float32(np.arange(26).reshape(13, 2) / 26).astype(float)
     labels = np.float32(np.arange(13)[:, None] / 13).astype(float)

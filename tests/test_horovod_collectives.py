@@ -288,6 +288,7 @@ for name in ("left", "right") if hvd.rank() else ("right", "left"):
 """
 
 
+@pytest.mark.long
 def test_crossed_names_are_named_and_never_mixed(tmp_path):
     script = tmp_path / "crossed.py"
     script.write_text(NAMES_CROSSED)

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 from fitting import fit
+from lanes import long
 from on_ranks import on_ranks
 from PIL import Image
 
@@ -109,7 +110,7 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("ranks", NAMES)
+@pytest.mark.parametrize("ranks", [1, 2, *long(3)])
 def test_weights_and_losses_are_those_of_arrays_and_all_ranks_fail_together(
     ranks, folder, tmp_path
 ):

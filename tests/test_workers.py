@@ -112,7 +112,7 @@ def difference(one, other):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("total", [2, 3, *long(4)])
+@pytest.mark.parametrize("total", [2, *long(3, 4)])
 def test_workers_on_fewer_ranks_train_as_that_many_ranks(trained, total):
     found = [trained(ranks)[f"{total} as {ranks} x {workers}"] for ranks, workers in WAYS[total]]
     weights, runs = found[0]

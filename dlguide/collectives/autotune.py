@@ -80,7 +80,7 @@ class AllreduceTable:
         known = all(name in NAMES for _, name in steps)
         ordered = list(steps) == sorted(steps) and bool(steps) and steps[0][0] == 0
         require(known and ordered, "steps", f"be sizes from 0 up and names of {NAMES}", steps)
-        return cls(require_count(plain["ranks"], "ranks"), steps, str(plain["library"]))
+        return cls(require_count(plain["ranks"], "ranks"), steps, str(plain.get("library", "")))
 
 
 def run(name: str, array: np.ndarray, comm: Comm, op: str = "sum") -> np.ndarray:
