@@ -276,6 +276,11 @@ class ClientShare:
             "bandwidth": nbytes * self.byte_s,
         }
 
+    def least_s(self, opens: int, requests: int, nbytes: float, readers: int = 1) -> float:
+        """Return a lower bound of the time (s): all parts work at once."""
+        travelling = (opens + requests) * self.latency_s / readers
+        return max(*self.parts(opens, requests, nbytes).values(), travelling)
+
 
 class Throttle:
     """Delays the readers of a process, in all its threads, as a slow storage would.
