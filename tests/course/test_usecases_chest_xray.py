@@ -151,6 +151,7 @@ def test_published_radiographs_are_not_pretrained_on_drawings_unasked(tmp_path):
 def test_the_program_prints_an_area_for_each_finding():
     program = NOTEBOOKS / "programs" / "chest_xray.py"
     asked = ["--ranks", "2", "--radiographs", "66", "--archive", "24", "--epochs", "1"]
+    asked += ["--batch-per-rank", "4"]
     done = commands.run([sys.executable, str(program), *asked], 200)
     assert done.ok, done.output
     assert sum(name in done.output for name in phantoms.FINDINGS) >= 10
