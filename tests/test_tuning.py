@@ -70,7 +70,7 @@ def test_the_outcome_is_kept_for_the_cluster(tuned):
     assert record.candidates == tuple(row.candidate for row in found.result.rows if row.rounds)
     assert str(threads.tuned_folder(here)) in found.stored
     best = record.candidates[0]
-    plan, how = default_plan(ranks=best.ranks, oversubscribe=True)
+    plan, how = default_plan(ranks=best.ranks, oversubscribe=True, tuned="mlp")
     assert plan == best.plan(here)
     assert "for mlp with batches of 60" in how
     os.remove(found.stored)  # other tests must not find it
