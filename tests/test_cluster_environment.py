@@ -130,7 +130,7 @@ def test_a_limit_of_open_files_is_raised_or_named_at_once():
     done = [
         subprocess.run([sys.executable, "-c", LIMITED, most], capture_output=True, text=True,
                        timeout=100)
-        for most in ("64", "1024")
+        for most in ("64", "128")
     ]  # fmt: skip
     assert "a process may open 64 files here and needs up to" in done[0].stderr
     assert done[1].stdout == "['7']\n", done[1].stderr

@@ -158,6 +158,8 @@ class AttachedCluster(Cluster):
         from ipyparallel.error import RemoteError
 
         super()._forget(requests)
+        if self.client is None:
+            return
         self.returned += requests
         with suppress(RemoteError):  # the controller's hub has not heard of a result yet
             self.client.purge_hub_results(self.returned)

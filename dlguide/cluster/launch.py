@@ -39,7 +39,7 @@ from dlguide.cluster.tasks import TaskResult, checked_ranks, payload, run_tasks
 from dlguide.errors import require, require_count, require_positive
 from dlguide.machine import describe, threads
 
-FILES_PER_RANK, FILES = 24, 200  # that a cluster has open in one process, at most
+FILES_PER_RANK, FILES = 4, 100  # a controller has 64 and one per rank open; a rank has its data
 PATIENCE_S = 2.0  # then a call says that it waits for another notebook
 CONNECTION = "security/ipcontroller-dlguide-client.json"
 ENGINES = "security/ipcontroller-dlguide-engine.json"  # written after that
@@ -335,8 +335,9 @@ class Cluster:
                     self.end_ranks()
 
     def _forget(self, requests: list[str]) -> None:
-        """Let go of results that a call has returned."""
-        self.client.purge_local_results(requests)
+        """Let go of results that a call has returned; `on_result` may have stopped the ranks."""
+        if self.client is not None:
+            self.client.purge_local_results(requests)
 
     @contextmanager
     def free(self) -> Iterator[None]:

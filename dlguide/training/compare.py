@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dlguide.errors import require
@@ -40,7 +40,7 @@ def plans(machine: Machine, plan: ThreadPlan) -> list[ThreadPlan]:
     First one rank with as many threads as each of the ranks has, the reference; then one rank
     with all the threads, the best that a single process can do with the same cores.
     """
-    alone = ThreadPlan(1, plan.threads, plan.cpus[:1], plan.oversubscribed)
+    alone = replace(plan, ranks=1, cpus=plan.cpus[:1], comm_cpus=plan.comm_cpus[:1])
     return list(dict.fromkeys([alone, threads.plan(machine, ranks=1), plan]))
 
 
