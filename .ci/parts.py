@@ -27,6 +27,7 @@ LAST_START_S, END_S = 65 * 60, 84 * 60
 TOUCHES = [  # what a change of these files may break; a test file touches its own lanes
     (r"notebooks/(\d|answers/|programs/)", ["lessons", "whole"]),
     (r"notebooks/dlcourse/(?!exercises|usecases|pictures)", ["lessons", "whole"]),
+    (r"notebooks/dlcourse/(audit|bench|box|formats|parallel|search)", ["ranks3", "processes"]),
     (r"notebooks/dlcourse/(pictures/|exercises/)", ["lessons", "exercises", "pages"]),
     (r"notebooks/(dlcourse/usecases|programs)/|data/", ["cases", "lessons"]),
     (r"dlguide/(collectives|parallel|training|horovod|data|models)/", ["ranks3", "cases"]),

@@ -98,11 +98,10 @@ CATALOGUE = {
         ),
         DataSource(
             "kitti_tracking",
-            "KITTI tracking, 21 labelled sequences",
+            "KITTI tracking, 21 sequences of street scenes",
             "https://www.cvlibs.net/datasets/kitti/eval_tracking.php",
-            then="Its publishers ask for registration. Unpack data_tracking_image_2.zip and "
-            "data_tracking_label_2.zip, and move `label_02` beside `image_02`: the folder of both "
-            "is the data set.",
+            then="Its publishers ask for registration. Unpack data_tracking_image_2.zip: the "
+            "folder that holds `image_02` is the data set.",
         ),
     )
 }
