@@ -7,6 +7,7 @@ print(audit.report(audit.gather(recorder, MPI.COMM_WORLD)))
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import zlib
@@ -267,6 +268,7 @@ def _callback(recorder: Recorder) -> keras.callbacks.Callback:
         first = True
 
         def on_train_begin(self, logs: dict | None = None) -> None:
+            _leave(self.model)
             for name in _SAVING:
                 _listen(self.model, name, recorder)
 
@@ -295,8 +297,7 @@ def _callback(recorder: Recorder) -> keras.callbacks.Callback:
 
         def on_train_end(self, logs: dict | None = None) -> None:
             model = self.model
-            for name in _SAVING:
-                object.__delattr__(model, name)
+            _leave(model)
             recorder.weights((np.asarray(v) for v in model.trainable_variables), last=True)
             recorder.statistics(
                 np.asarray(v)
@@ -336,11 +337,25 @@ def _listen(model: keras.Model, name: str, recorder: Recorder) -> None:
     plain = getattr(model, name)
 
     def noted(filepath: Any, *args: Any, **more: Any) -> Any:
-        recorder.checkpoint(str(filepath))
+        frames = inspect.stack(0)
+        if any(one.function == "fit" and one.frame.f_locals.get("self") is model for one in frames):
+            recorder.checkpoint(str(filepath))
+        else:  # of a training that raised: Keras tells no callback
+            _leave(model)
         return plain(filepath, *args, **more)
 
+    noted.before = vars(model).get(name)  # set by others
     # Past Keras' own __setattr__, which would look for variables in it.
     object.__setattr__(model, name, noted)
+
+
+def _leave(model: keras.Model) -> None:
+    for name in _SAVING:
+        noted = vars(model).get(name)
+        if hasattr(noted, "before"):
+            object.__delattr__(model, name)
+            if noted.before is not None:
+                object.__setattr__(model, name, noted.before)
 
 
 def gather(recorder: Recorder, comm: Comm) -> tuple[Evidence, ...]:

@@ -267,3 +267,30 @@ def test_a_training_that_hung_leaves_its_collectives(tmp_path):
     assert "call 2: rank 0: b float32[2]; rank 1: c float32[2]." in finding.evidence
     with pytest.raises(ValueError, match="every rank"):
         audit.read(tmp_path / "nothing")
+
+
+def test_a_training_that_raises_leaves_the_model_s_save_as_it_was(tmp_path):
+    import keras
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    recorder, images, labels = audit.Recorder(0, 1), np.ones((4, 2)), np.ones((4, 1))
+
+    def fit(*others):
+        ways = {"callbacks": [*others, recorder.callback()], "verbose": 0}
+        model.fit(images, labels, **ways)
+
+    def raises(*_, **__):
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        fit(keras.callbacks.LambdaCallback(on_train_batch_end=raises))
+    model.save(tmp_path / "afterwards.keras")  # of nobody's training
+    assert recorder.evidence().checkpoints == ()
+    assert "save" not in vars(model)
+    with pytest.raises(OSError, match="disk full"):
+        fit(keras.callbacks.LambdaCallback(on_train_batch_end=raises))
+    fit(keras.callbacks.ModelCheckpoint(str(tmp_path / "once.keras")))
+    assert recorder.evidence().checkpoints == (str(tmp_path / "once.keras"),)
+    assert "save" not in vars(model)
