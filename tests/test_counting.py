@@ -174,6 +174,9 @@ def test_frozen_layers_cost_no_gradients(keras):
     cost = models.count(model)
     assert cost.training_multiply_adds == 2 * 6 + 2 * 15 + 3 * 35
     assert (cost.parameters, cost.trainable, cost.gradient_bytes) == (56, 41, 164)
+    wide = keras.layers.Dense(5, use_bias=False, dtype="float64")
+    cost = models.count(build(keras, (2,), wide, keras.layers.Dense(3, use_bias=False)))
+    assert cost.gradient_bytes == 8 * 2 * 5 + 4 * 5 * 3
 
 
 def test_bytes_are_inputs_outputs_and_the_share_of_the_weights(keras):

@@ -90,6 +90,8 @@ def test_describe_counts_an_epyc_with_four_numa_nodes_on_one_socket(tmp_path):
     for core in found.cores:
         assert core.numa == core.cpu % 96 // 24
     assert [found.has(each) for each in ("vnni", "bf16", "amx")] == [True, True, False]
+    with pytest.raises(ValueError, match=r"`extension` must be one of amx, .*, got 'avx3'"):
+        found.has("avx3")
     # a job that got the second quarter of it
     part = describe(roots, [*range(24, 48), *range(120, 144)])
     assert (part.numa_nodes, part.physical_cores, part.logical_cores) == (1, 24, 48)

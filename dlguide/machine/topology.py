@@ -123,7 +123,7 @@ class Machine:
         Raises:
             ValueError: if `extension` is unknown; the message lists the known ones.
         """
-        known = EXTENSIONS[require_known(extension, EXTENSIONS, "name")]
+        known = EXTENSIONS[require_known(extension, EXTENSIONS, "extension")]
         return any(flag in self.simd for flag in known.flags)
 
     def summary(self) -> str:

@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlguide.errors import require, require_count
-from dlguide.models.graph import FREE, LayerCall, itemsize, layer_calls, shape_of
+from dlguide.models.graph import FREE, LayerCall, itemsize, kind_of, layer_calls, shape_of
 
 if TYPE_CHECKING:
     import keras
@@ -23,7 +23,8 @@ class LayerCost:
     and dense layers, `other_flops` is all other arithmetic, and `training_multiply_adds` are those
     of one training step. `activation_bytes` is what the layer writes, `weight_bytes` what its
     weights take as they are stored. `bytes_moved` is what it must read and write at least: inputs,
-    outputs and its share of the weights, which serve all images of a batch.
+    outputs and its share of the weights, which serve all images of a batch. `gradient_bytes` is
+    what a rank gives to the allreduce of a step.
     """
 
     name: str
@@ -38,6 +39,7 @@ class LayerCost:
     activation_bytes: int
     weight_bytes: int
     bytes_moved: float
+    gradient_bytes: int = 0
 
     @property
     def flops(self) -> int:
@@ -82,6 +84,7 @@ class Cost:
     flops = _total("flops")
     activation_bytes = _total("activation_bytes")
     weight_bytes = _total("weight_bytes")
+    gradient_bytes = _total("gradient_bytes")
     bytes_moved = _total("bytes_moved")
     training_multiply_adds = _total("training_multiply_adds")
 
@@ -98,11 +101,6 @@ class Cost:
         forward flops, an estimate: backward they do about twice the work.
         """
         return 2 * self.training_multiply_adds + 3 * sum(each.other_flops for each in self.layers)
-
-    @property
-    def gradient_bytes(self) -> int:
-        """What each rank gives to the allreduce of a step: 4 bytes for a trained parameter."""
-        return 4 * self.trainable
 
     @property
     def flops_per_gradient_byte(self) -> float:
@@ -141,7 +139,7 @@ _WORK = (
     *("multiply_adds", "other_flops", "training_multiply_adds", "activation_bytes"),
     "bytes_moved",
 )
-_SUMMED = ("parameters", "statistics", "trainable", "weight_bytes", *_WORK)
+_SUMMED = ("parameters", "statistics", "trainable", "weight_bytes", "gradient_bytes", *_WORK)
 
 
 def _line(name: str, cost: LayerCost | Cost, other_flops: int) -> str:
@@ -212,12 +210,13 @@ def _layer_cost(call: LayerCall, batch: int) -> LayerCost:
     moving = {"BatchNormalization": ("moving_mean", "moving_variance")}.get(kind, ())
     kept = weights if kind == "Normalization" else [getattr(layer, each) for each in moving]
     statistics = sum(prod(weight.shape) for weight in kept)
-    trainable = sum(prod(w.shape) for w in getattr(layer, "trainable_weights", ()))
-    weight_bytes = sum(prod(w.shape) * itemsize(w.dtype) for w in weights)
+    trained = list(getattr(layer, "trainable_weights", ()))
+    trainable = sum(prod(w.shape) for w in trained)
     written = 0 if kind in FREE else _nbytes(node.output_tensors, outputs)
     read = 0 if kind in FREE else _nbytes(node.input_tensors, inputs)
     # an embedding reads the rows it looks up, as many bytes as it writes
     looked_up = kind.endswith("Embedding") and len(inputs[0]) == 1
+    weight_bytes = _size(weights)
     shared = written * batch if looked_up else weight_bytes
     return LayerCost(
         name=name,
@@ -232,12 +231,18 @@ def _layer_cost(call: LayerCall, batch: int) -> LayerCost:
         activation_bytes=written,
         weight_bytes=weight_bytes,
         bytes_moved=read + written + shared / batch,
+        gradient_bytes=_size(trained),
     )
 
 
 def _formula(layer: Any) -> Formula | None:
-    of_keras = type(layer).__module__.startswith("keras.")
-    return FORMULAS.get(type(layer).__name__) if of_keras else None
+    kind = kind_of(layer)
+    of_keras = type(layer).__module__.startswith("keras.") or kind != type(layer).__name__
+    return FORMULAS.get(kind) if of_keras else None
+
+
+def _size(weights: list[Any]) -> int:
+    return sum(prod(each.shape) * itemsize(each.dtype) for each in weights)
 
 
 def _nbytes(tensors: list[Any], shapes: list[tuple[int, ...]]) -> int:
