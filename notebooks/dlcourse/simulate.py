@@ -170,7 +170,7 @@ def asynchronous(
     """
     random, means = np.random.default_rng(seed), workers.means().tolist()
     block: list[float] = []
-    used_s = 0.0
+    used_s, last = 0.0, [(0.0, 0.0)] * workers.count
 
     def computed(worker: int, start_s: float) -> float:
         """Return when a worker that starts at `start_s` has its gradient (s)."""
@@ -181,6 +181,7 @@ def asynchronous(
             failure_s = _until_failure(random, workers.between_failures_s)
             if failure_s >= length_s:
                 used_s += length_s
+                last[worker] = start_s + length_s, length_s
                 return start_s + length_s
             start_s += failure_s + workers.restart_s
 
@@ -195,7 +196,9 @@ def asynchronous(
         sent_with[worker] = version + 1
         there_s = computed(worker, free_s + travel_s / 2)
         heapq.heappush(coming, (there_s + travel_s / 2, worker))
-    waited = 1 - min(1.0, used_s / (workers.count * free_s))
+    # without what the workers compute after the last update
+    used_s -= math.fsum(min(length_s, max(0.0, end_s - free_s)) for end_s, length_s in last)
+    waited = 1 - used_s / (workers.count * free_s)
     return SimulatedTraining(free_s, updates, updates, waited, staleness)
 
 

@@ -107,3 +107,12 @@ def test_cut_off_chosen_from_drawn_times_uses_most_gradients_a_second(slow):
     rates = [synchronous(workers, 600, backups=k).gradients_per_s for k in range(8)]
     assert rates[chosen] >= 0.995 * max(rates)
     assert chosen == (2 if slow > 1.5 else 0)
+
+
+def test_what_is_not_finished_at_the_end_counts_as_far_as_it_went():
+    """All workers are ready after 1 s and begin again, each 1 ms after the one before."""
+    seen = asynchronous(WorkerTimes(100, 1.0), 100, update_s=0.001)
+    assert seen.seconds == pytest.approx(1.1)
+    assert seen.waited == pytest.approx(1 - (1 + 0.0495) / 1.1)
+    # the weights of the last update travel for longer than the training goes on
+    assert asynchronous(WorkerTimes(1, 1.0), 1, travel_s=4.0).waited == pytest.approx(2 / 3)
