@@ -237,7 +237,9 @@ def kept_by_tensorflow(model, batch=11):
 
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
-@pytest.mark.parametrize("name", ["transformer", "causal_transformer", "autoencoder", "resnet20"])
+@pytest.mark.parametrize(
+    "name", ["transformer", "causal_transformer", "conv_autoencoder", "resnet20"]
+)
 def test_activations_are_the_arrays_that_a_step_of_tensorflow_needs(name, precision, keras):
     sizes = {"length": 6, "layers": 1} if "transformer" in name else {}
     build = models.build if name in models.names() else nets.build

@@ -1,4 +1,4 @@
-"""Keras nets taken apart: parts left out, sizes by layer, chains through time, best weights kept.
+"""Keras nets taken apart: parts left out, sizes by layer, chains through time, best weights, costs.
 
 plain = taken_apart.without(resnet, "Add")  # no shortcuts, the same initial weights
 taken_apart.sizes_by_layer(plain, images, labels)["weights"]
@@ -6,12 +6,16 @@ taken_apart.sizes_by_layer(plain, images, labels)["weights"]
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlcourse import nets
+from dlguide import models
 from dlguide.errors import require
+from dlguide.models.memory import record, saved_activations
 
 if TYPE_CHECKING:
     import keras
@@ -174,3 +178,59 @@ def train_restore_best(
             learn(*draw(step))
     net.set_weights(best)
     return looks
+
+
+# --- what large nets need for one image, and for one exchange of gradients ---
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What one net needs for one image of `image` pixels, and for one exchange of gradients.
+
+    `parameters` are the trained ones, `multiply_adds` those of one forward pass,
+    `activation_bytes` what it keeps for the backward pass, `gradient_bytes` what each rank gives
+    to the allreduce, `flops_per_gradient_byte` the training flops of one image for each of these.
+    """
+
+    name: str
+    image: int
+    parameters: int
+    multiply_adds: int
+    activation_bytes: int
+    gradient_bytes: int
+    flops_per_gradient_byte: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name:14} {self.image:4} px {self.parameters / 1e6:7.2f} M parameters "
+            f"{self.multiply_adds / 1e9:6.2f} G multiply-adds "
+            f"{self.activation_bytes / 1e6:6.1f} MB activations "
+            f"{self.gradient_bytes / 1e6:6.1f} MB gradients "
+            f"{self.flops_per_gradient_byte:5.0f} flops/byte"
+        )
+
+
+def footprints(names: Sequence[str]) -> tuple[Footprint, ...]:
+    """Compute what the guide's nets need, with 1000 classes and their own size of images.
+
+    The guide expects communication to be the bottleneck where a net has many parameters for its
+    amount of computation (section 3.4). The last column is that ratio: with an equal batch on
+    each rank and an equal network, the net with the most flops for each byte of gradients
+    scales best. It takes one to two seconds for each net.
+
+    Source:
+        PRACE Best Practice Guide Deep Learning (2019), sections 2.3 and 3.4.
+    """
+    found = []
+    for name in names:
+        # without initial weights: counting does not look at them
+        model = (models.build if name in models.names() else nets.build)(name, seed=None)
+        cost, activations = models.count(model), saved_activations(record(model))
+        exchanged = cost.gradient_bytes, cost.flops_per_gradient_byte
+        found.append(
+            Footprint(
+                *(name, model.input_shape[1], cost.trainable, cost.multiply_adds),
+                *(sum(activations.values()), *exchanged),
+            )
+        )
+    return tuple(found)

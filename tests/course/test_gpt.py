@@ -1,13 +1,13 @@
 """The GPT is its papers' equations in NumPy, and its counts are those of closed forms.
 
-Tests dlcourse.nets.gpt.
+Tests dlcourse.nets.sequences.
 """
 
 import numpy as np
 import pytest
 
 from dlcourse import nets
-from dlcourse.nets import GPTShape, gpt
+from dlcourse.nets import GPTShape, sequences
 from dlguide import models
 
 SIZES = [
@@ -84,7 +84,7 @@ def test_the_net_is_its_equations(sizes, keras):
 
 
 def test_a_product_of_query_and_key_depends_on_their_distance_only():
-    cos, sin = gpt.rotations(20, 8)
+    cos, sin = sequences.rotations(20, 8)
     rng = np.random.default_rng(1)
     q, k = rng.standard_normal((2, 8))
     turn = lambda x, t: x * cos[t, 0] + np.roll(x, 4) * sin[t, 0]  # noqa: E731

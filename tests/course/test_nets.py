@@ -9,23 +9,18 @@ import numpy as np
 import pytest
 
 from dlcourse import nets
-from dlcourse.nets import gpt, images, sequences
-from dlcourse.nets.footprints import footprints
+from dlcourse.nets import images, sequences
+from dlcourse.taken_apart import footprints
 from dlguide import models, published
 
-NETS = {**images.NETS, **sequences.NETS, **gpt.NETS}
+NETS = {**images.NETS, **sequences.NETS}
 PUBLISHED = {(row["name"], row["source"]): row for row in published.load("architectures")}
 
 # sizes with which a net is built and trained in a moment
 SMALL = {
-    "cnn_3d": {"filters": 4, "image": 16},
-    "c3d": {"frames": 4, "image": 14, "filters": 2, "hidden": 8, "classes": 5},
-    "autoencoder": {"hidden": 32, "code": 8},
     "conv_autoencoder": {},
     "dcgan_generator": {"filters": 4},
     "dcgan_discriminator": {"filters": 4},
-    "dcgan64_generator": {"filters": 2},
-    "dcgan64_discriminator": {"filters": 2},
     "rnn": {"length": 6},
     "lstm": {"length": 6, "layers": 2, "features": 3, "outputs": 2},
     "gru": {"length": 6},
@@ -56,36 +51,17 @@ def dense(*widths):
     return sum((inputs + 1) * outputs for inputs, outputs in pairwise(widths))
 
 
-def clip_parameters(name, frames, image, channels, filters, hidden, classes):
-    """(27 C + 1) F for a convolution; pooling halves and rounds up."""
-    total, shape = 0, [frames, image, image]
-    for number, multiple in enumerate((1, 2, 4, 4, 4) if name == "c3d" else (1, 2)):
-        total += (27 * channels + 1) * multiple * filters
-        channels = multiple * filters
-        by = (1 if name == "c3d" and number == 0 else 2, 2, 2)
-        shape = [-(-side // n) for side, n in zip(shape, by, strict=True)]
-    hiddens = (hidden, hidden) if name == "c3d" else (hidden,)
-    return total + dense(int(np.prod(shape)) * channels, *hiddens, classes)
-
-
-def autoencoder_parameters(name, image, channels, code, noise, hidden=0, filters=0):
-    if name == "autoencoder":
-        return dense(image**2 * channels, hidden, code, hidden, image**2 * channels)
+def autoencoder_parameters(name, image, channels, code, noise, filters):
     widths = (channels, filters, code, filters, channels)
     return sum((9 * inputs + 1) * outputs for inputs, outputs in pairwise(widths))
 
 
 def dcgan_parameters(name, filters, channels, latent=0):
     """25 C F for a convolution, with a bias only where no normalisation follows."""
-    smallest, steps = (4, 4) if "64" in name else (7, 2)
-    widths = [filters * 2**step for step in range(steps)]
-    inner = sum(25 * inputs * outputs for inputs, outputs in pairwise(widths))
-    outer = 25 * channels * filters
+    inner, outer = 25 * 2 * filters**2, 25 * channels * filters
     if "generator" in name:
-        projection = latent * smallest**2 * widths[-1]
-        return projection + inner + 2 * sum(widths) + outer + channels
-    last = smallest**2 * widths[-1] + 1
-    return outer + filters + inner + 2 * sum(widths[1:]) + last
+        return latent * 49 * 2 * filters + inner + 2 * 3 * filters + outer + channels
+    return outer + filters + inner + 2 * 2 * filters + 49 * 2 * filters + 1
 
 
 def recurrent_parameters(name, length, features, units, layers, outputs):
@@ -114,8 +90,6 @@ def gpt_parameters(name, length, vocabulary, width, heads, key_value_heads, hidd
 
 def closed_form(name, **sizes):
     kinds = {
-        "c": clip_parameters,
-        "autoencoder": autoencoder_parameters,
         "conv": autoencoder_parameters,
         "causal": transformer_parameters,
         "transformer": transformer_parameters,
@@ -125,11 +99,6 @@ def closed_form(name, **sizes):
     }
     kind = max((kind for kind in kinds if name.startswith(kind)), key=len)
     return kinds[kind](name, **{**NETS[name].sizes, **sizes})
-
-
-def test_parameters_of_c3d_are_the_published_17_5_millions():
-    """Tran et al. 2015, section 3.2, for each of the nets they compared."""
-    assert abs(closed_form("c3d") / 17.5e6 - 1) < 0.005
 
 
 def test_parameters_of_gpt_2_are_the_published_124_millions():
@@ -180,12 +149,10 @@ def losses_of(keras, name, sizes):
     """Train on one batch, and give the loss before and after."""
     model, given = nets.build(name, dropout=None, **sizes), samples(name, batch=8, **sizes)
     rng, shape = np.random.default_rng(2), (8, *model.output_shape[1:])
-    whole = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     yes_or_no = keras.losses.BinaryCrossentropy(from_logits=True)
-    if name in ("cnn_3d", "c3d"):
-        loss, wanted = whole, rng.integers(0, shape[1], 8)
-    elif name in ("causal_transformer", "gpt"):
-        loss, wanted = whole, np.roll(given, -1, axis=1)
+    if name in ("causal_transformer", "gpt"):
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        wanted = np.roll(given, -1, axis=1)
     elif "autoencoder" in name:
         loss, wanted = yes_or_no, (given > 0.5).astype("float32")
     elif "discriminator" in name:
@@ -218,12 +185,12 @@ def test_images_of_a_dcgan_are_within_1_and_its_kernels_start_at_0_02(keras):
 
 
 def test_noise_is_added_in_training_only(keras):
-    model, given = nets.build("autoencoder"), samples("autoencoder")
+    model, given = nets.build("conv_autoencoder"), samples("conv_autoencoder")
     noise = model.get_layer("noise")
     assert np.array_equal(model(given), model(given))
     assert not np.array_equal(model(given, training=True), model(given, training=True))
     assert (noise(given, training=True).numpy() - given).std() == pytest.approx(0.5, rel=0.1)
-    quiet = nets.build("autoencoder", noise=0)
+    quiet = nets.build("conv_autoencoder", noise=0)
     assert np.array_equal(quiet(given), quiet(given, training=True))
 
 
@@ -275,7 +242,7 @@ def test_recurrent_nets_are_their_papers_equations_in_numpy(keras):
             "`width` must be a multiple of the 4 heads, got 30. Take 28",
         ),
         ("conv_autoencoder", {"image": 30}, "`image` must be a multiple of 4, got 30"),
-        ("autoencoder", {"dropout": 0.1}, "`dropout` must be left out for autoencoder, which has"),
+        ("gpt", {"dropout": 0.1}, "`dropout` must be left out for gpt, which has"),
         ("lst", {}, r"gru, lstm, .*Did you mean lstm"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Nets for images and clips that lessons use: classifiers, autoencoders, the pair of a GAN."""
+"""Nets for images that lessons use: classifiers, an autoencoder, the pair of a GAN."""
 
 from __future__ import annotations
 
@@ -10,40 +10,6 @@ from keras import layers
 from dlcourse.nets.seeded import Net, SeededLayers, Sizes
 from dlguide.errors import require
 from dlguide.models.nets import draw, layers_of, sequence_of_seeds, wide
-
-# --- clips of video ---
-
-
-_CNN_3D = {"frames": 8, "image": 32, "channels": 1, "filters": 16, "hidden": 64, "classes": 10}
-_C3D = {"frames": 16, "image": 112, "channels": 3, "filters": 64, "hidden": 2048, "classes": 101}
-
-
-def clip_net(make: SeededLayers, sizes: Sizes, dropout: float) -> keras.Model:
-    """Build a net of 3 x 3 x 3 convolutions, each with ReLU and pooling after it.
-
-    "cnn_3d" has two convolutions and one dense layer before the last; small enough for a lesson.
-    "c3d" has five and two, for 16 frames of 112 x 112 x 3, as the net with which Tran et al.
-    searched for the best depth of a kernel. Where 7 pixels are halved 4 remain, as their framework
-    rounds. Dropout is left to the caller.
-
-    Source:
-        Tran et al. 2015 (arXiv:1412.0767), section 3.1.
-    """
-    c3d = make.name == "c3d"
-    shape = (sizes["frames"], sizes["image"], sizes["image"], sizes["channels"])
-    clips = x = keras.Input(shape, dtype=make.wide, name="clips")
-    for number, multiple in enumerate((1, 2, 4, 4, 4) if c3d else (1, 2), start=1):
-        filters, layer = multiple * sizes["filters"], f"conv{number}"
-        x = make(layers.Conv3D, x, filters, 3, padding="same", activation="relu", name=layer)
-        # C3D keeps the frames apart in its first layer
-        window = (1, 2, 2) if c3d and number == 1 else (2, 2, 2)
-        x = make(layers.MaxPooling3D, x, window, padding="same", name=f"pool{number}")
-    x = make(layers.Flatten, x, name="flatten")
-    for number in (1, 2) if c3d else (1,):
-        x = make(layers.Dense, x, sizes["hidden"], activation="relu", name=f"hidden{number}")
-        x = make(layers.Dropout, x, dropout, name=f"dropout{number}")
-    return keras.Model(clips, make.logits(x, sizes["classes"]), name=make.name)
-
 
 # --- photographs of 224 x 224 x 3 ---
 
@@ -129,111 +95,70 @@ def _googlenet(x: Any) -> Any:
     return x
 
 
-# --- nets that give images: denoising autoencoders, and the pair of a GAN ---
-
-# Smallest map of a DCGAN (pixels) and how often it is doubled.
-_MAPS = {"dcgan": (7, 2), "dcgan64": (4, 4)}
-_SMALL, _LARGE = {"filters": 32, "channels": 1}, {"filters": 128, "channels": 3}
-
-_NOISY = {"image": 28, "channels": 1, "noise": 0.5}
+# --- nets that give images: a denoising autoencoder, and the pair of a GAN ---
 
 
 def autoencoder(make: SeededLayers, sizes: Sizes, dropout: float) -> keras.Model:
-    """Build a denoising autoencoder.
+    """Build a denoising autoencoder: two convolutions that halve the image, two transposed ones.
 
-    "autoencoder" has dense layers down to `code` values and up again, "conv_autoencoder" two
-    convolutions that halve the image, down to `code` channels, and two transposed ones. Both add
-    normal noise to their input while they are trained, and none when they infer. Train them to
+    It adds normal noise to its input while it is trained, and none when it infers. Train it to
     give the clean image: the logits are for binary cross-entropy with images of 0 to 1.
 
     Source:
         Vincent et al., ICML 2008.
     """
-    shape = (sizes["image"], sizes["image"], sizes["channels"])
-    convolutional = make.name == "conv_autoencoder"
+    side, filters, same = sizes["image"], sizes["filters"], {"strides": 2, "padding": "same"}
     then = "The image is halved twice and doubled twice."
-    halved = not convolutional or shape[0] % 4 == 0
-    require(halved, "image", "be a multiple of 4", shape[0], then)
-    images = keras.Input(shape, dtype=make.wide, name="inputs")
-    x = make(layers.GaussianNoise, images, sizes["noise"], name="noise")
-    x = (_convolutional if convolutional else _dense)(make, x, sizes)
-    return keras.Model(images, x, name=make.name)
-
-
-def dcgan(make: SeededLayers, sizes: Sizes, dropout: float) -> keras.Model:
-    """Build the generator or the discriminator of a DCGAN.
-
-    A generator makes images of -1 to 1 of `latent` random values, a discriminator gives one logit,
-    above 0 for a true image. "dcgan_..." is for 28 x 28 x 1, small enough for a lesson.
-    "dcgan64_generator" is the paper's, drawn in its Figure 1: 1024, 512, 256, 128 channels on maps
-    of 4, 8, 16, 32 pixels; "dcgan64_discriminator" is its mirror, which the paper describes
-    without a figure. 64 x 64 x 3.
-
-    A DCGAN has convolutions with strides instead of pooling, kernels of 5 x 5, batch
-    normalisation everywhere but at the generator's output and the discriminator's input, ReLU
-    in the generator and LeakyReLU of slope 0.2 in the discriminator.
-
-    Source:
-        Radford et al. 2015 (arXiv:1511.06434), sections 3 and 4, Figure 1.
-    """
-    smallest, doublings = _MAPS[make.name.split("_")[0]]
-    generates, side = make.name.endswith("generator"), smallest * 2**doublings
-    shape = (sizes["latent"],) if generates else (side, side, sizes["channels"])
-    inputs = keras.Input(shape, dtype=make.wide, name="inputs")
-    if generates:
-        x = _generator(make, inputs, sizes, smallest, doublings)
-    else:
-        x = _discriminator(make, inputs, sizes, doublings)
-    return keras.Model(inputs, x, name=make.name)
-
-
-def _dense(make: SeededLayers, x: Any, sizes: Sizes) -> Any:
-    shape, hidden = tuple(x.shape[1:]), sizes["hidden"]
-    x = make(layers.Flatten, x, name="flatten")
-    x = make(layers.Dense, x, hidden, activation="relu", name="encode")
-    x = make(layers.Dense, x, sizes["code"], activation="relu", name="code")
-    x = make(layers.Dense, x, hidden, activation="relu", name="decode")
-    x = make.logits(x, shape[0] * shape[1] * shape[2])
-    return layers.Reshape(shape, dtype=make.wide, name="image")(x)
-
-
-def _convolutional(make: SeededLayers, x: Any, sizes: Sizes) -> Any:
-    filters, same = sizes["filters"], {"strides": 2, "padding": "same"}
+    require(side % 4 == 0, "image", "be a multiple of 4", side, then)
+    images = keras.Input((side, side, sizes["channels"]), dtype=make.wide, name="inputs")
     relu = {"activation": "relu", **same}
+    x = make(layers.GaussianNoise, images, sizes["noise"], name="noise")
     x = make(layers.Conv2D, x, filters, 3, name="encode", **relu)
     x = make(layers.Conv2D, x, sizes["code"], 3, name="code", **relu)
     x = make(layers.Conv2DTranspose, x, filters, 3, name="decode", **relu)
-    return _last(make, x, sizes["channels"], 3, name="logits", **same)
+    x = _last(make, x, sizes["channels"], 3, name="logits", **same)
+    return keras.Model(images, x, name=make.name)
 
 
-def _generator(make: SeededLayers, x: Any, sizes: Sizes, smallest: int, doublings: int) -> Any:
-    filters = sizes["filters"] * 2 ** (doublings - 1)
-    x = make(layers.Dense, x, smallest**2 * filters, use_bias=False, name="project")
-    x = make(layers.Reshape, x, (smallest, smallest, filters), name="map")
-    same = {"strides": 2, "padding": "same"}
-    for number in range(1, doublings):
-        x = _normalised_relu(make, x, f"norm{number}")
-        filters //= 2
-        x = make(layers.Conv2DTranspose, x, filters, 5, use_bias=False, name=f"up{number}", **same)
-    x = _normalised_relu(make, x, f"norm{doublings}")
-    return _last(make, x, sizes["channels"], 5, name="image", activation="tanh", **same)
+_NORM = {"momentum": 0.9, "epsilon": 1e-5}
 
 
-def _normalised_relu(make: SeededLayers, x: Any, name: str) -> Any:
-    x = make(layers.BatchNormalization, x, momentum=0.9, epsilon=1e-5, name=name)
-    return make(layers.ReLU, x, name=f"{name}_relu")
+def dcgan_generator(make: SeededLayers, sizes: Sizes, dropout: float) -> keras.Model:
+    """Build the generator of a DCGAN: images of -1 to 1, 28 x 28, of `latent` random values.
+
+    It has convolutions with strides instead of pooling, kernels of 5 x 5, batch normalisation
+    everywhere but at the output, and ReLU.
+
+    Source:
+        Radford et al. 2015 (arXiv:1511.06434), sections 3 and 4.
+    """
+    same, filters = {"strides": 2, "padding": "same"}, sizes["filters"]
+    inputs = keras.Input((sizes["latent"],), dtype=make.wide, name="inputs")
+    x = make(layers.Dense, inputs, 49 * 2 * filters, use_bias=False, name="project")
+    x = make(layers.Reshape, x, (7, 7, 2 * filters), name="map")
+    for number in (1, 2):
+        x = make(layers.BatchNormalization, x, name=f"norm{number}", **_NORM)
+        x = make(layers.ReLU, x, name=f"norm{number}_relu")
+        if number == 1:
+            x = make(layers.Conv2DTranspose, x, filters, 5, use_bias=False, name="up1", **same)
+    x = _last(make, x, sizes["channels"], 5, name="image", activation="tanh", **same)
+    return keras.Model(inputs, x, name=make.name)
 
 
-def _discriminator(make: SeededLayers, x: Any, sizes: Sizes, halvings: int) -> Any:
-    filters = sizes["filters"]
-    for number in range(1, halvings + 1):
-        first = number == 1
-        x = make(layers.Conv2D, x, filters, 5, 2, "same", use_bias=first, name=f"down{number}")
-        if not first:
-            x = make(layers.BatchNormalization, x, momentum=0.9, epsilon=1e-5, name=f"norm{number}")
+def dcgan_discriminator(make: SeededLayers, sizes: Sizes, dropout: float) -> keras.Model:
+    """Build the discriminator of a DCGAN, the mirror of its generator: one logit.
+
+    It is above 0 for a true image. LeakyReLU has the slope 0.2; the first layer is not normalised.
+    """
+    inputs = x = keras.Input((28, 28, sizes["channels"]), dtype=make.wide, name="inputs")
+    for number in (1, 2):
+        options = {"use_bias": number == 1, "name": f"down{number}"}
+        x = make(layers.Conv2D, x, number * sizes["filters"], 5, 2, "same", **options)
+        if number == 2:
+            x = make(layers.BatchNormalization, x, name="norm2", **_NORM)
         x = make(layers.LeakyReLU, x, negative_slope=0.2, name=f"relu{number}")
-        filters *= 2
-    return make.logits(make(layers.Flatten, x, name="flatten"), 1, name="logit")
+    x = make.logits(make(layers.Flatten, x, name="flatten"), 1, name="logit")
+    return keras.Model(inputs, x, name=make.name)
 
 
 def _last(make: SeededLayers, x: Any, channels: int, kernel: int, **options: Any) -> Any:
@@ -241,15 +166,12 @@ def _last(make: SeededLayers, x: Any, channels: int, kernel: int, **options: Any
     return make(layers.Conv2DTranspose, x, channels, kernel, dtype=make.wide, **options)
 
 
+_NOISY = {"image": 28, "channels": 1, "noise": 0.5, "filters": 16, "code": 8}
+_GAN = {"filters": 32, "channels": 1}
 NETS = {
     "alexnet": Net(photograph_net, {"image": 224, "classes": 1000}, 0.5),
     "googlenet": Net(photograph_net, {"image": 224, "classes": 1000}, 0.4),
-    "cnn_3d": Net(clip_net, _CNN_3D),
-    "c3d": Net(clip_net, _C3D),
-    "autoencoder": Net(autoencoder, {**_NOISY, "hidden": 256, "code": 32}, None),
-    "conv_autoencoder": Net(autoencoder, {**_NOISY, "filters": 16, "code": 8}, None),
-    "dcgan_generator": Net(dcgan, {"latent": 100, **_SMALL}, None, "RandomNormal"),
-    "dcgan_discriminator": Net(dcgan, _SMALL, None, "RandomNormal"),
-    "dcgan64_generator": Net(dcgan, {"latent": 100, **_LARGE}, None, "RandomNormal"),
-    "dcgan64_discriminator": Net(dcgan, _LARGE, None, "RandomNormal"),
+    "conv_autoencoder": Net(autoencoder, _NOISY, None),
+    "dcgan_generator": Net(dcgan_generator, {"latent": 100, **_GAN}, None, "RandomNormal"),
+    "dcgan_discriminator": Net(dcgan_discriminator, _GAN, None, "RandomNormal"),
 }
