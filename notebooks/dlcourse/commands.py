@@ -10,6 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,43 +89,29 @@ def progress(
     export: Annotated[
         Path | None, typer.Option(help="Write your own into a file for the instructor.")
     ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="With --export or --report: your name in the table.")
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Write an HTML page; with a folder, one per learner.")
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="With --export: your name in the table.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what you have passed and guessed, by lesson; with a folder, each learner of a course."""
-    from dlcourse.exercises import progress, record
+    from dlcourse import guesses
+    from dlcourse.exercises import record
     from dlguide.files import require_writable
 
     both = folder is not None and export is not None
     require(not both, "export", "be without a folder", str(export), "Give one of the two.")
-    alone = name is None or export is not None or (report is not None and folder is None)
-    require(alone, "name", "come with --export or --report", name)
+    require(name is None or export is not None, "name", "come with --export", name)
     if folder is not None:
-        course = progress.course(folder)
-        if report is not None:
-            require_writable(report, "report")
-            print(f"Written: {len(progress.write_pages(report, course.records))} pages in {report}")
-        _course(course, as_json)
+        _show_course(read_course(folder), as_json)
         return
-    learner = name or getpass.getuser()
-    for file, option, example in ((report, "report", "ada.html"), (export, "export", "ada.json")):
-        if file is not None:
-            require(not file.is_dir(), option, "be a file", str(file), f"Such as {example}.")
-            require_writable(file.resolve().parent, option)
-    if report is not None:
-        progress.write_page(report, learner, record.load())
-        print(f"Written: {report}")
     if export is not None:
+        require(not export.is_dir(), "export", "be a file", str(export), "Such as ada.json.")
+        require_writable(export.resolve().parent, "export")
+        learner = name or getpass.getuser()
         record.export(export, learner)
         print(f"Written as {learner}: {export}")
-    if report or export:
         return
-    rows = progress.by_lesson(record.load().exercises)
+    held = record.load()
+    rows = by_lesson(held.exercises)
     if as_json:
         print(json.dumps([vars(row) for row in rows], indent=1))
         return
@@ -137,14 +125,85 @@ def progress(
     print(f"{done} of {there} exercises passed. Kept in {record.path()}")
     if any(row.shown for row in rows):
         print("* after its solution was shown")
-    if text := progress.calibration(record.load().guesses):
+    if text := guesses.calibration(held.guesses):
         print(text)
 
 
-def _course(course: Any, as_json: bool) -> None:
+@dataclass(frozen=True)
+class LessonProgress:
+    """One lesson of one learner; exercises by their numbers within it."""
+
+    lesson: str
+    passed: tuple[str, ...]
+    shown: tuple[str, ...]  # those of `passed` whose solution was shown before
+    tried: tuple[str, ...]  # answered, and not correctly so far
+    open: tuple[str, ...]  # not answered yet
+
+
+def by_lesson(tried: Mapping[str, Any]) -> list[LessonProgress]:
+    """How far a learner is in each lesson, from the exercises of a record."""
+    rows = []
+    for lesson, numbers in _numbers().items():
+        known = {one: tried.get(f"{lesson}-{one}") for one in numbers}
+        passed = tuple(one for one, each in known.items() if each and each.passed_unix_s)
+        shown = tuple(one for one in passed if known[one].shown)
+        failed = tuple(one for one, each in known.items() if each and one not in passed)
+        rest = tuple(one for one, each in known.items() if each is None)
+        rows.append(LessonProgress(lesson, passed, shown, failed, rest))
+    return rows
+
+
+def _numbers() -> dict[str, list[str]]:
+    from dlcourse import exercises
+
+    numbers: dict[str, list[str]] = {}
+    for number in exercises.exercises():
+        lesson, _, one = number.partition("-")
+        numbers.setdefault(lesson, []).append(one)
+    return numbers
+
+
+@dataclass(frozen=True)
+class CourseProgress:
+    """All learners of a course."""
+
+    exercises: dict[str, int]  # lesson -> number of its exercises
+    passed: dict[str, dict[str, int]]  # learner -> lesson -> exercises passed
+    damaged: list[str]  # files that could not be read, each a sentence
+
+
+def read_course(folder: Path) -> CourseProgress:
+    """Read the records of all learners in a folder.
+
+    These are files that `dlguide progress --export` wrote, or copies of the learners' own in
+    folders named after them. Two learners of one name are listed with their files.
+    """
+    from dlcourse.exercises import record
+
+    require(folder.is_dir(), "folder", "be a folder", str(folder))
+    files = [*sorted(folder.glob("*.json")), *sorted(folder.glob("*/progress.json"))]
+    then = "Each learner writes one with `dlguide progress --export NAME.json`."
+    require(bool(files), "folder", "hold records of learners", str(folder), then)
+    lessons, learners, damaged = _numbers(), {}, []
+    for file in files:
+        try:
+            held = record.read(file)
+        except (ValueError, OSError) as error:
+            damaged.append(str(error))
+            continue
+        name = held.learner or (file.parent.name if file.name == "progress.json" else file.stem)
+        name = f"{name} ({file.relative_to(folder)})" if name in learners else name
+        passed = {number for number, each in held.exercises.items() if each.passed_unix_s}
+        learners[name] = {
+            lesson: sum(f"{lesson}-{one}" in passed for one in numbers)
+            for lesson, numbers in lessons.items()
+        }
+    return CourseProgress({name: len(each) for name, each in lessons.items()}, learners, damaged)
+
+
+def _show_course(course: CourseProgress, as_json: bool) -> None:
     if as_json:
-        held = {name: each for name, each in vars(course).items() if name != "records"}
-        print(json.dumps(held, indent=1))
+        print(json.dumps(vars(course), indent=1))
     else:
         learners = sorted(course.passed.items())
         begun = [one for one in course.exercises if any(passed[one] for _, passed in learners)]

@@ -19,6 +19,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import EllipsisType
 
 import numpy as np
@@ -47,6 +48,7 @@ UNITS = {  # how the name of a quantity ends -> its unit in words
     "_nats": "nats",
     "_count": "a count",
 }
+BINS = (1.0, 1.1, 1.25, 1.5, 2.0, 4.0, math.inf)  # factors by which guesses are off
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,7 @@ class Outcome:
             for name, value, text in self.rows()
         )
         caption = f"{html.escape(self.quantity)} ({html.escape(unit(self.quantity))})"
-        points = [(name, value) for name, value, _ in self.rows()]
-        return (
-            f"<table><caption style='text-align:left'>{caption}</caption>{cells}</table>"
-            f"{dots(points, (self.low, self.high))}"
-        )
+        return f"<table><caption style='text-align:left'>{caption}</caption>{cells}</table>"
 
 
 def guess(name: str, **quantity: float | EllipsisType) -> None:
@@ -185,57 +183,23 @@ def factor(held: Guess) -> float | None:
     return 1.0 if low == high else high / low if low > 0 else math.inf
 
 
-def calibration(guesses: Mapping[str, Guess]) -> dict[str, list[float]]:
-    """Lesson -> by what factors its measured guesses were off."""
-    found: dict[str, list[float]] = {}
+def calibration(guesses: Mapping[str, Guess]) -> str:
+    """By what factors the measured guesses were off, as a small plot of text; "" without any."""
+    by_lesson: dict[str, list[float]] = {}
     for name, held in sorted(guesses.items()):
-        off = factor(held)
-        if off is not None:
-            found.setdefault(name.partition("-")[0], []).append(off)
-    return found
-
-
-def dots(points: Sequence[tuple[str, float]], spread: tuple[float, float]) -> str:
-    """Values as labelled dots on one axis (SVG), each on its own line, from 0 or on a log axis.
-
-    Args:
-        points: (label, value); the last one is the measurement.
-        spread: lowest and highest measurement, drawn as a line.
-    """
-    positive = [value for _, value in points if value > 0]
-    if not positive:
+        if (off := factor(held)) is not None:
+            by_lesson.setdefault(name.partition("-")[0], []).append(off)
+    factors = [off for each in by_lesson.values() for off in each]
+    if not factors:
         return ""
-    largest, smallest = max(positive), min(positive)
-    logarithmic = largest > 20 * smallest
-    low, high = (
-        (math.log(smallest / 2), math.log(largest * 2)) if logarithmic else (0, largest * 1.1)
-    )
-
-    def place(value: float) -> float:
-        held = math.log(max(value, smallest / 2)) if logarithmic else value
-        return 100 + 380 * (held - low) / (high - low)
-
-    lines = []
-    for line, (name, value) in enumerate(points):
-        y = 14 + 20 * line
-        lines.append(
-            f"<text x='0' y='{y + 4}'>{html.escape(name)}</text>"
-            f"<line x1='100' x2='480' y1='{y}' y2='{y}' stroke-width='1' stroke-opacity='.3'/>"
-            f"<circle cx='{place(value):.1f}' cy='{y}' r='5'/>"
-        )
-    begin, end = (f"{place(value):.1f}" for value in spread)
-    lines.append(f"<line x1='{begin}' x2='{end}' y1='{y}' y2='{y}' stroke-width='3'/>")
-    left, right = (_number(math.exp(each) if logarithmic else each) for each in (low, high))
-    y = 24 + 20 * len(points)
-    scale = f"{right}{' (log)' if logarithmic else ''}"
-    lines.append(f"<text x='100' y='{y}'>{left}</text>")
-    lines.append(f"<text x='480' y='{y}' text-anchor='end'>{scale}</text>")
-    label = "; ".join(f"{name}: {_number(value)}" for name, value in points)
-    return (
-        f"<svg viewBox='0 0 500 {y + 6}' width='500' font-size='12' fill='currentColor' "
-        f"stroke='currentColor' stroke-width='0' role='img' aria-label='{html.escape(label)}'>"
-        f"{''.join(lines)}</svg>"
-    )
+    lines = [f"{len(factors)} guesses measured, off by a factor of"]
+    for low, high in pairwise(BINS):
+        last = high == math.inf
+        count = sum(low <= off < high or (last and off == math.inf) for off in factors)
+        name = f"{low:g} or more" if last else f"{low:g} to {high:g}"
+        lines.append(f"  {name:<12} {'█' * count} {count}")
+    medians = (f"{lesson} {statistics.median(each):.2g}" for lesson, each in by_lesson.items())
+    return "\n".join([*lines, f"median by lesson: {', '.join(medians)}"])
 
 
 def _one(quantity: Mapping[str, object]) -> tuple[str, object]:

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dlcourse import exercises
-from dlcourse.exercises import compare, engine, progress, record
+from dlcourse import commands, exercises
+from dlcourse.exercises import compare, engine, record
 from dlcourse.exercises.engine import Exercise, Letters, letter
 from dlguide.errors import MissingComponentError
 
@@ -286,7 +286,7 @@ def test_progress_by_lesson_and_of_a_course(tmp_path):
     record.wrong("99-1")
     record.shown("99-2")
     record.passed("99-2")
-    (row,) = progress.by_lesson(record.load().exercises)
+    (row,) = commands.by_lesson(record.load().exercises)
     assert (row.lesson, row.passed, row.shown, row.tried) == ("99", ("2",), ("2",), ("1",))
     assert row.open == ("3", "4", "5", "6")
     folder = tmp_path / "course"
@@ -295,12 +295,12 @@ def test_progress_by_lesson_and_of_a_course(tmp_path):
         record.export(folder / f"{name}.json", "Ada")
     (folder / "eve" / "x").mkdir(parents=True)
     (folder / "eve" / "progress.json").write_text("{}")
-    course = progress.course(folder)
+    course = commands.read_course(folder)
     assert course.exercises == {"99": 6}
     assert course.passed == {"Ada": {"99": 1}, "Ada (bob.json)": {"99": 1}}
     assert len(course.damaged) == 1
     with pytest.raises(ValueError, match="must hold records of learners"):
-        progress.course(tmp_path)
+        commands.read_course(tmp_path)
 
 
 def test_solution_is_the_section_of_the_answers(tmp_path):
