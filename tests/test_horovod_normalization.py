@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cloudpickle
 import pytest
 from lanes import long
 from on_ranks import on_ranks
@@ -154,6 +155,8 @@ def fits_beside_one_process():
         fit(each, data, batch_per_rank=10 * ranks, comm=SingleProcess(), **ways)
     found["fit"], found["fit alone"] = apart(nets[0], nets[2]), apart(nets[1], nets[2])
 
+    with tf.Graph().as_default():  # whose exchanges are none of what follows
+        hvd.SyncBatchNormalization()(tf.ones((2, 3)), training=True)
     xla = net(True)
     xla.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
     workers = FitConfig(virtual_workers=2, evaluate=False)
@@ -192,8 +195,16 @@ def test_a_saved_layer_opens_as_keras_own(tmp_path):
     import keras
 
     import dlguide.horovod as hvd
+    from dlguide import models
 
     model = keras.Sequential([keras.Input((2,)), hvd.SyncBatchNormalization(momentum=0.5)])
+    assert isinstance(model.layers[0], hvd.SyncBatchNormalization)
+    assert not isinstance(keras.layers.BatchNormalization(), hvd.SyncBatchNormalization)
+    assert models.count(model).flops == 2 * 2  # counted as Keras' own
+    sent = cloudpickle.loads(cloudpickle.dumps(hvd.SyncBatchNormalization))
+    assert sent is hvd.SyncBatchNormalization
+    copy = keras.models.clone_model(model).layers[0]
+    assert (type(copy), copy.synchronized) == (hvd.SyncBatchNormalization, True)
     for name in ("net.keras", "net.h5"):
         model.save(tmp_path / name)
         layer = keras.models.load_model(tmp_path / name).layers[0]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import pickle
 import subprocess
 import sys
 
+import cloudpickle
 import keras
 import numpy as np
 import pytest
@@ -107,9 +110,9 @@ def test_wrapped_optimizer_is_still_what_it_was():
     assert keras.saving.serialize_keras_object(wrapped) == keras.saving.serialize_keras_object(
         keras.optimizers.Adam.from_config(config)
     )
-    for copy in (wrapped.from_config(config), wrapped.__class__.from_config(config)):
-        assert copy.get_config() == config
-        assert reduction.reducers_of(copy), "a copy of a distributed optimizer is distributed"
+    for made in (wrapped.from_config(config), wrapped.__class__.from_config(config)):
+        assert made.get_config() == config
+        assert reduction.reducers_of(made), "a copy of a distributed optimizer is distributed"
     wrapped.learning_rate = 0.5
     assert float(wrapped.learning_rate) == 0.5
     assert int(wrapped.iterations) == 0
@@ -208,3 +211,38 @@ def test_horovod_is_not_started_again_after_tuning_itself_with_a_value_set_by_ha
     assert "HOROVOD_FUSION_THRESHOLD set by hand" in done.stdout
     assert "Start new ranks, for example with `cluster.restart()`." in done.stdout
     assert "runs on: True 1" in done.stdout
+
+
+COPIES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda value: pickle.loads(pickle.dumps(value)),
+    "cloudpickle": lambda value: cloudpickle.loads(cloudpickle.dumps(value)),
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_copy_of_a_distributed_optimizer_is_distributed(how):
+    ways = {"op": native.Sum, "groups": 3, "check_every": 7, "name": "mine"}
+    own = optimizer.DistributedOptimizer(SGD(0.25), **ways)
+    scaled = keras.optimizers.LossScaleOptimizer(own)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(scaled, "mse")
+    for given in (own, scaled, model):
+        made = COPIES[how](given)
+        made = made.optimizer if made.__class__ is keras.Sequential else made
+        (reducer,) = reduction.reducers_of(made)
+        assert reducer is not own._reducer
+        assert {name: getattr(reducer, name) for name in ways} == ways
+        assert float(made.learning_rate) == 0.25
+    for plain in (SGD(0.25), keras.optimizers.LossScaleOptimizer(SGD(0.25))):
+        assert not reduction.reducers_of(COPIES[how](plain))
+    again = COPIES[how](COPIES[how](own))
+    assert len(reduction.reducers_of(again)) == 1
+
+
+def test_a_broadcast_in_a_graph_is_refused():
+    with tf.Graph().as_default():
+        variable = tf.Variable(1.0)
+        with pytest.raises(RuntimeError, match=r"which a `tf\.Graph` cannot do"):
+            state.broadcast_variables(variable, 0)

@@ -18,12 +18,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import keras
 import tensorflow as tf
+from keras.src import api_export
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from dlguide.errors import require
@@ -35,29 +35,32 @@ _counted: Any = True  # whether this rank's samples count; False also ends the e
 _exchanges: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()  # by outermost graph
 
 
-def SyncBatchNormalization(fused: bool = False, **options: Any) -> keras.layers.BatchNormalization:
-    """Return a layer of batch normalization with the statistics of all ranks' samples.
+class SyncBatchNormalization(keras.layers.BatchNormalization):
+    """A layer of batch normalization with the statistics of all ranks' samples.
 
     Samples count equally, whatever rank they are on (in Horovod 0.28.1 ranks count equally): p
     ranks train as one process with the global batch when their gradients are added up as those of
     its mean loss. All ranks must call the layer equally often. In a training step it sends 3
     values per channel to each other rank, and 2 through an allreduce in the backward pass.
 
-    The layer is Keras' own with `synchronized=True`, which works in the same way on ranks; a
-    saved model opens without Horovod.
+    The same as Keras' own with `synchronized=True`, under whose name it is saved: a saved model
+    opens without Horovod.
 
     Args:
         fused: must be False, as in Horovod.
         options: those of `keras.layers.BatchNormalization`.
 
-    Returns:
-        keras.layers.BatchNormalization: the layer.
-
     Raises:
         ValueError: for another `fused`.
     """
-    require(fused is False, "fused", "be False in a synchronized layer", fused)
-    return keras.layers.BatchNormalization(**{**options, "synchronized": True})
+
+    def __init__(self, fused: bool = False, **options: Any) -> None:
+        require(fused is False, "fused", "be False in a synchronized layer", fused)
+        super().__init__(**{**options, "synchronized": True})
+
+
+SyncBatchNormalization.__name__ = "BatchNormalization"  # by which a file names its weights
+api_export.REGISTERED_OBJS_TO_NAMES[SyncBatchNormalization] = "keras.layers.BatchNormalization"
 
 
 def synchronize_layers() -> None:
@@ -191,10 +194,13 @@ def in_turn(exchange: Callable[[], tf.Tensor]) -> tf.Tensor:
     return result
 
 
-@cache
 def _turn() -> tf.Variable:
+    """Return the counter of exchanges: one for a plain `tf.Graph`, one for everything else."""
     with tf.init_scope(), tf.device("CPU:0"):
-        return tf.Variable(0, dtype=tf.int64, trainable=False)
+        owner = _turn if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        if not hasattr(owner, "exchanges"):
+            owner.exchanges = tf.Variable(0, dtype=tf.int64, trainable=False)
+        return owner.exchanges
 
 
 synchronize_layers()

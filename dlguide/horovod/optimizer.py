@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 from keras.src import api_export
 from keras.src.callbacks.callback_list import CallbackList
 from keras.src.saving import object_registration
+from keras.src.saving.keras_saveable import KerasSaveable
 
 from dlguide.errors import require
 from dlguide.horovod.guard import check_interval, require_equal_steps
@@ -24,7 +26,7 @@ from dlguide.horovod.native import (
     require_ours,
 )
 from dlguide.horovod.ops import allreduce
-from dlguide.horovod.reduction import GradientReducer, reducers_of
+from dlguide.horovod.reduction import GradientReducer, parts_of, reducers_of
 
 
 def DistributedOptimizer(
@@ -88,10 +90,14 @@ def DistributedOptimizer(
         passes=inner.gradient_accumulation_steps or 1,
         check_every=check_interval(check_every),
     )
+    _distribute(optimizer, reducer)
+    return optimizer
+
+
+def _distribute(optimizer: Any, reducer: GradientReducer) -> None:
     distributed = _distributed_class(type(optimizer), reducer)
     object.__setattr__(optimizer, "__class__", distributed)
     distributed._set_reducer(optimizer, reducer)
-    return optimizer
 
 
 def _require_optimizer(optimizer: Any, op: int, compression: Any) -> None:
@@ -133,7 +139,7 @@ def _distributed_class(base: type, template: GradientReducer) -> type:
     class _Distributed(base):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self._set_reducer(template.copy())
+            self._set_reducer(copy.copy(template))
 
         def _set_reducer(self, reducer: GradientReducer) -> None:
             # Past Keras, which would take them for state of the optimizer.
@@ -247,6 +253,41 @@ def agree_on_overflow() -> None:
     keras.optimizers.LossScaleOptimizer.check_finite = check_finite
 
 
+def keep_in_copies() -> None:
+    """Make copies of distributed optimizers distributed, alone and in what holds them.
+
+    `copy`, `pickle` and cloudpickle take what Keras would save, which is plain.
+    """
+    plain = KerasSaveable.__reduce__
+    if getattr(plain, "keeps_reducers", False):
+        return
+
+    def __reduce__(self: Any) -> tuple[Any, ...]:
+        optimizer = _optimizer_of(self)
+        parts = [] if optimizer is None else parts_of(optimizer)
+        reducers = [vars(part).get("_reducer") for part in parts]
+        make, saved = plain(self)
+        return (make, saved) if not any(reducers) else (_distributed_copy, (*saved, reducers))
+
+    __reduce__.keeps_reducers = True
+    KerasSaveable.__reduce__ = __reduce__
+
+
+def _optimizer_of(saved: Any) -> Any:
+    """Return the optimizer that a Keras object is or holds, or None."""
+    found = saved if isinstance(saved, keras.optimizers.Optimizer) else vars(saved).get("optimizer")
+    return found if isinstance(found, keras.optimizers.Optimizer) else None
+
+
+def _distributed_copy(saved: Any, reducers: list[GradientReducer | None]) -> Any:
+    """Open what Keras has saved, and distribute the optimizers that were."""
+    made = KerasSaveable._unpickle_model(saved)
+    for part, reducer in zip(parts_of(_optimizer_of(made)), reducers, strict=True):
+        if reducer is not None and "_reducer" not in vars(part):
+            _distribute(part, copy.copy(reducer))
+    return made
+
+
 def compare_steps() -> None:
     """Make `fit` compare the ranks' numbers of batches before it trains a distributed optimizer."""
     plain = CallbackList.on_train_begin
@@ -265,4 +306,5 @@ def compare_steps() -> None:
 
 
 agree_on_overflow()
+keep_in_copies()
 compare_steps()

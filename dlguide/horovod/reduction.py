@@ -63,21 +63,27 @@ class GradientReducer:
             require(hasattr(compression, "decompress"), "compression", must, compression)
         self.groups = 1 if groups is None else require_count(groups, "groups")
         self.sum_rows = True  # False leaves equal rows of sparse gradients apart, as Keras does
-        # Applied to this rank's gradients first; `transparent` weights them by samples.
-        self.weigh: Callable[[list[Any]], list[Any]] | None = None
         self._start()
 
     def _start(self) -> None:
+        # Applied to this rank's gradients first; `transparent` weights them by samples.
+        self.weigh: Callable[[list[Any]], list[Any]] | None = None
         self._agreed = False
         self._check = WeightConsistencyCheck(
             self.check_every, self.process_set, self.passes, self.name
         )
 
-    def copy(self) -> GradientReducer:
-        """Return a reducer with these settings for another optimizer."""
-        other = copy.copy(self)
-        other._start()
-        return other
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings, which a copy for another optimizer has too."""
+        own = ("weigh", "_agreed", "_check")
+        return {name: value for name, value in vars(self).items() if name not in own}
+
+    def __setstate__(self, settings: dict[str, Any]) -> None:
+        vars(self).update(settings)
+        self._start()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GradientReducer:
+        return copy.copy(self)  # of the same ranks, with the same compressor
 
     def prepare(self, grads: list[Any], variables: list[Any]) -> list[Any]:
         """Check on all ranks together that gradients and weights fit; return the gradients."""
@@ -154,12 +160,16 @@ class GradientReducer:
         return lines
 
 
+def parts_of(optimizer: Any) -> list[Any]:
+    """Return an optimizer and those it passes its gradients to."""
+    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", [])]
+    return [optimizer, *(part for each in inner if each is not None for part in parts_of(each))]
+
+
 def reducers_of(optimizer: Any) -> list[GradientReducer]:
     """Return the reducers of an optimizer and of those it passes its gradients to."""
-    own = vars(optimizer).get("_reducer")
-    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", [])]
-    below = [reducer for each in inner if each is not None for reducer in reducers_of(each)]
-    return [own, *below] if own is not None else below
+    found = (vars(part).get("_reducer") for part in parts_of(optimizer))
+    return [reducer for reducer in found if reducer is not None]
 
 
 def refuse_xla() -> None:

@@ -41,7 +41,14 @@ def broadcast_variables(
     Raises:
         TypeError: when something is not a variable.
         ValueError: when `root_rank` is not a rank of the set.
+        RuntimeError: in a `tf.Graph`, where nothing would be assigned.
     """
+    with tf.init_scope():
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                "`hvd.broadcast_variables` assigns at once, which a `tf.Graph` cannot do. Call it "
+                "outside of `with graph.as_default():` and without `disable_eager_execution()`."
+            )
     targets = [_tf_variable(variable) for variable in _listed(variables)]
     require_root(root_rank, process_set)
     if not communicates(process_set) or not targets:

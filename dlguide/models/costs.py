@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlguide.errors import require, require_count
-from dlguide.models.graph import FREE, LayerCall, itemsize, kind_of, layer_calls, shape_of
+from dlguide.models.graph import FREE, LayerCall, itemsize, layer_calls, shape_of
 
 if TYPE_CHECKING:
     import keras
@@ -236,9 +236,11 @@ def _layer_cost(call: LayerCall, batch: int) -> LayerCost:
 
 
 def _formula(layer: Any) -> Formula | None:
-    kind = kind_of(layer)
-    of_keras = type(layer).__module__.startswith("keras.") or kind != type(layer).__name__
-    return FORMULAS.get(kind) if of_keras else None
+    from keras.src.api_export import get_name_from_symbol
+
+    # or saved under its name, as `hvd.SyncBatchNormalization`
+    of_keras = type(layer).__module__.startswith("keras.") or get_name_from_symbol(type(layer))
+    return FORMULAS.get(type(layer).__name__) if of_keras else None
 
 
 def _size(weights: list[Any]) -> int:

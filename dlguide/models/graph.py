@@ -58,8 +58,8 @@ class LayerCall:
 
     @property
     def kind(self) -> str:
-        """Name of the layer's class, or that of Keras under which it is saved."""
-        return kind_of(self.layer)
+        """Name of the layer's class."""
+        return type(self.layer).__name__
 
     @property
     def trained(self) -> bool:
@@ -119,13 +119,6 @@ def graph_of(model: Any) -> Any:
         "Build it with keras.Input first; a subclassed model hides its layers.",
     )
     return graph
-
-
-def kind_of(layer: Any) -> str:
-    """Return the name of a layer's class, or that of Keras under which it is saved."""
-    from keras.src.api_export import get_name_from_symbol
-
-    return (get_name_from_symbol(type(layer)) or type(layer).__name__).rpartition(".")[2]
 
 
 def nodes_of(graph: Any) -> list[Any]:
