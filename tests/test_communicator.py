@@ -59,3 +59,38 @@ def test_all_communicators_answer_alike(ranks, tmp_path):
             assert failure == f"RuntimeError: rank {ranks - 1}: KeyError: 'mine'"
         else:
             assert (settings, failure) == ("agreed", "KeyError: 'mine'")
+
+
+def counted():
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlguide.collectives.communicator import counting_comm
+
+    comm = counting_comm(MPI.COMM_WORLD)
+    other, array, got = 1 - comm.rank, np.full(10, 7.0), np.empty(20)
+    messages = [  # of 80 bytes but the last ones, of 24, 16 and 40
+        array, [array, MPI.DOUBLE], [array, "d"], [array, 10], [array, 10, MPI.DOUBLE],
+        [array, (10, 0), MPI.DOUBLE], (array, None, MPI.DOUBLE), memoryview(array),
+        [array, 80, MPI.BYTE], [array, 3], [array, (2, 8), MPI.DOUBLE], array.astype("f4"),
+    ]  # fmt: skip
+    for message in messages:
+        comm.Sendrecv(message, other, recvbuf=got, source=other)
+    comm.Sendrecv(sendbuf=array, dest=other, recvbuf=got, source=other)
+    request = comm.Isend(buf=array[:5], dest=other)
+    comm.Recv(got)
+    request.Wait()
+    request = comm.Issend([array, 1], other)
+    comm.Recv(got)
+    request.Wait()
+    for nobody in (None, array):
+        comm.Send(nobody, MPI.PROC_NULL)
+        comm.Sendrecv(nobody, dest=MPI.PROC_NULL, recvbuf=None, source=MPI.PROC_NULL)
+    half = comm.Dup().Split(color=0, key=comm.rank)
+    half.Sendrecv(array[:2], other, recvbuf=got, source=other)
+    return comm.messages, comm.sent_bytes
+
+
+def test_messages_of_any_form_are_counted_in_bytes(tmp_path):
+    wanted = [80] * 9 + [24, 16, 40] + [80, 40, 8] + [16]
+    assert on_ranks(2, counted, tmp_path) == [[wanted, sum(wanted)]] * 2

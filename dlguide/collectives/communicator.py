@@ -63,6 +63,9 @@ class SingleProcess(Communicator):
         return optimizer
 
 
+SENDS = ("Send", "Ssend", "Bsend", "Rsend", "Isend", "Issend", "Ibsend", "Irsend", "Sendrecv")
+
+
 def counting_comm(comm: Comm) -> Any:
     """Return a communicator of the same ranks that counts what this rank sends to another.
 
@@ -82,32 +85,49 @@ def counting_comm(comm: Comm) -> Any:
         def sent_bytes(self) -> int:
             return sum(self.messages)
 
-        def Send(self, buffer: list, *rest: Any) -> None:
-            self.messages.append(buffer[1])
-            super().Send(buffer, *rest)
+        def Split(self, *arguments: Any, **named: Any) -> Any:
+            return self._sharing(super().Split(*arguments, **named))
 
-        def Isend(self, buffer: list, *rest: Any) -> Any:
-            self.messages.append(buffer[1])
-            return super().Isend(buffer, *rest)
-
-        def Sendrecv(self, buffer: list, *rest: Any) -> None:
-            self.messages.append(buffer[1])
-            super().Sendrecv(buffer, *rest)
-
-        def Split(self, *arguments: Any) -> Any:
-            return self._sharing(super().Split(*arguments))
-
-        def Dup(self, *arguments: Any) -> Any:
-            return self._sharing(super().Dup(*arguments))
+        def Dup(self, *arguments: Any, **named: Any) -> Any:
+            return self._sharing(super().Dup(*arguments, **named))
 
         def _sharing(self, made: Any) -> Any:
             counting = CountingComm(made)
             counting.messages = self.messages
             return counting
 
+    def counted(plain: Any) -> Any:
+        def send(self: CountingComm, *arguments: Any, **named: Any) -> Any:
+            buffer = named.get("sendbuf", named.get("buf")) if not arguments else arguments[0]
+            to = arguments[1] if len(arguments) > 1 else named.get("dest")
+            if to != MPI.PROC_NULL:
+                self.messages.append(_message_bytes(buffer))
+            return plain(self, *arguments, **named)
+
+        return send
+
+    for name in SENDS:
+        setattr(CountingComm, name, counted(getattr(MPI.Intracomm, name)))
     counting = CountingComm(comm)
     counting.messages = []
     return counting
+
+
+def _message_bytes(message: Any) -> int:
+    """Return the bytes of an array, or of mpi4py's [array, count, datatype] with parts left out."""
+    from mpi4py import MPI
+
+    if not isinstance(message, list | tuple):
+        return 0 if message is None else memoryview(message).nbytes
+    array, *counts = message
+    kind = counts.pop() if isinstance(counts[-1], MPI.Datatype | str) else None
+    kind = MPI.Datatype.fromcode(kind) if isinstance(kind, str) else kind
+    count = counts[0] if counts else None
+    count = count[0] if isinstance(count, list | tuple) else count  # with a displacement
+    size = kind.Get_size() if kind else memoryview(array).itemsize
+    if count is None:
+        count = memoryview(array).nbytes // (kind.extent if kind else size)
+    return count * size
 
 
 def require_threads() -> None:
