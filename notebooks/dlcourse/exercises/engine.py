@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import signal
 import sys
@@ -82,7 +83,7 @@ class Exercise:
         relative: largest difference from the model, relative to the model's largest element.
         call: (answer, *case) -> what is compared; the default calls the answer. It may hand
             stand-ins to the answer and return what they have seen. With `ranks` it is (answer,
-            comm, *arguments) on each rank.
+            comm, *arguments) on each rank. An answer that returns `...` ends it.
         view: what of a result (with `ranks`: of the list of all ranks' results) is compared.
         check: for the few that need their own code: (answer) -> None, or raises WrongAnswer(hint).
             Then `mistakes` are only used by the tests.
@@ -122,7 +123,7 @@ class Exercise:
             raise WrongAnswer(f"Expected: a function, got {brief(answer)}. Write it with `def`.")
         if self.check:
             with limit(self.limit_s), short_output():
-                self.check(answer)
+                self.check(answered(answer))
         elif self.ranks:
             for cluster in clusters(self.ranks):
                 self._judge_on(answer, cluster)
@@ -173,7 +174,7 @@ class Exercise:
 
     def _result(self, answer: Any, case: tuple) -> Any:
         call = self.call or (_call if callable(answer) else lambda value: value)
-        came = _try(call, answer, *copy.deepcopy(case))
+        came = _try(call, answered(answer), *copy.deepcopy(case))
         if _unanswered(came):
             raise NotAnswered
         return came if self.view is None or isinstance(came, Exception) else _try(self.view, came)
@@ -307,7 +308,27 @@ def _on_rank(call: Callable[..., Any] | None, answer: Any, inputs: list[tuple]) 
     with short_output():
         if isinstance(answer, _Serial):
             return answer.mistake(inputs)[comm.rank]
-        return (call or _call)(answer, comm, *inputs[comm.rank])
+        try:
+            return (call or _call)(answered(answer), comm, *inputs[comm.rank])
+        except NotAnswered:
+            return ...
+
+
+def answered(answer: Any) -> Any:
+    """The answer, which raises NotAnswered where it returns the `...` of the notebook."""
+    if isinstance(answer, tuple):
+        return tuple(map(answered, answer))
+    if not callable(answer):
+        return answer
+
+    @functools.wraps(answer)
+    def call(*given: Any, **named: Any) -> Any:
+        came = answer(*given, **named)
+        if _unanswered(came):
+            raise NotAnswered
+        return came
+
+    return call
 
 
 def _call(answer: Any, *arguments: Any) -> Any:
@@ -358,6 +379,17 @@ def _line(came: Any, answer: Any) -> str:
     if not own:
         return ""
     return f" (line {own[-1].lineno}{f': `{own[-1].line}`' if own[-1].line else ''})"
+
+
+def of_slowest_rank(share: Callable[[Any, Any], float]) -> Callable[[Any, Any], float]:
+    """The score of a task on ranks: the least `share`(answer, comm) that a rank returns."""
+    return lambda answer, cluster: min(cluster.run(_share_on_rank, share, answer))
+
+
+def _share_on_rank(share: Callable[[Any, Any], float], answer: Any) -> float:
+    from mpi4py import MPI
+
+    return share(answer, MPI.COMM_WORLD)
 
 
 def share_of(

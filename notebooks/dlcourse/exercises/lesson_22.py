@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 
-from dlcourse.exercises.engine import Exercise, letter, share_of
+from dlcourse.exercises.engine import Exercise, letter, of_slowest_rank, share_of
 
 RANDOM = np.random.default_rng(22)
 ORDERS = [[0, 0, 0], [0, 1, 2, 0, 1, 2], [0, 0, 0, 1, 0, 1, 1], RANDOM.geometric(0.4, 300).tolist()]
@@ -89,15 +89,8 @@ def watched(answer, comm, weights, *rest):
     return answer(watch, weights, *rest), weights, watch.messages_only()
 
 
-def share_of_limit(answer, cluster):
-    return min(cluster.run(_share_on_rank, answer))
-
-
-def _share_on_rank(answer, steps=4, size=250_000):
+def share_of_messages(answer, comm, steps=4, size=250_000):
     """The time of the bare messages of a step as a share of the answer's time."""
-    from mpi4py import MPI
-
-    comm = MPI.COMM_WORLD
     weights, mean, server = np.zeros(size), np.ones(size), comm.size - 1
     arrived = np.empty(size)
 
@@ -227,7 +220,8 @@ EXERCISES = {
         remark=f"{best(TIMES[-1])[0]} of 20 in the last case. In the third, one worker is always "
         f"slow: {best(TIMES[2])[1].max():.0%} of its gradients are left out."),
     "22-4": Exercise(
-        serve, ranks=(2, 3), cases=tasks, serial=descent, call=watched, score=share_of_limit,
+        serve, ranks=(2, 3), cases=tasks, serial=descent, call=watched,
+        score=of_slowest_rank(share_of_messages),
         also_right=(serve_pickled, serve_with_buffers),
         hint="Is each step made at the weights of the step before?",
         mistakes={

@@ -45,8 +45,7 @@ def filled(answer, factor, count):
     """What `out` holds after the answer, and whether each input is as it was."""
     x, y = np.random.default_rng(count).normal(size=(2, count))
     before, out = (x.copy(), y.copy()), np.full(count, np.nan)
-    if answer(factor, x, y, out) is ...:
-        return ...
+    answer(factor, x, y, out)
     return out, *map(np.array_equal, (x, y), before)
 
 

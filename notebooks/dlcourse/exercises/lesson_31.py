@@ -59,7 +59,7 @@ def results_of(answer, numbers):
     """What the answer returns for tasks that return these numbers, and how often each one ran."""
     ran = []
     came = answer([lambda n=n: (ran.append(n), n * n)[1] for n in numbers])
-    return came if came is ... else (list(came), sorted(ran))
+    return list(came), sorted(ran)
 
 
 def share_of_cores(answer, cluster):
@@ -110,12 +110,13 @@ def bound(answer, comm, cpus):
     threading.Thread(target=gate.wait).start()  # at least one other thread
     bind(dict.fromkeys(masks(), cpus))
     try:
-        came, after = answer(comm, [*cpus]), masks()
+        answer(comm, [*cpus])
+        after = masks()
     finally:
         bind(before)
         gate.set()
     own = after.pop(threading.get_native_id())
-    return came if came is ... else (own, all(cpus == own for cpus in after.values()))
+    return own, all(cpus == own for cpus in after.values())
 
 
 def serial(inputs, own=share, others=True):

@@ -96,7 +96,7 @@ def to_nhwc(images):
 def arranged(answer, images):
     """The values, and what else is wrong with the array."""
     came = answer(images)
-    if came is ... or not isinstance(came, np.ndarray):
+    if not isinstance(came, np.ndarray):
         return came
     faults = {
         f"an array of {came.dtype}": came.dtype != np.float32,

@@ -98,7 +98,7 @@ def refused(answer, contents):
     except ValueError as error:
         named = number and re.match(rf"record {number}\b", str(error))
         return f"a ValueError {'with' if named else 'without'} the number"
-    return came if number is None or came is ... else "no error"
+    return came if number is None else "no error"
 
 
 def share_of_limit(answer, _):
@@ -161,8 +161,7 @@ def saved(answer, case):
             path.write_bytes(before)
         try:
             with mock.patch.multiple(os, **watched):
-                if answer(path, parts()) is ...:
-                    return ...
+                answer(path, parts())
         except InterruptedError:
             failed = True
         moves = [(begin, end) for name, begin, end in calls if name == "move"]

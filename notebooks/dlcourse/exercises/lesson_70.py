@@ -5,7 +5,7 @@ from math import log2, sqrt
 
 import numpy as np
 
-from dlcourse.exercises.engine import Exercise, Letters, NotAnswered, WrongAnswer
+from dlcourse.exercises.engine import Exercise, Letters, WrongAnswer
 
 SERIES = (  # published ones, of which up to 8 workers are given
     *("guide: MXNet ps-lite, batch 64", "guide: Horovod + PyTorch"),
@@ -83,8 +83,6 @@ def check_forecast(answer):
 
     def predicted(points, workers):
         came = answer({count: speed for count, speed in points.items() if count <= 8}, workers)
-        if came is ...:
-            raise NotAnswered
         if not (isinstance(came, int | float | np.number) and np.isfinite(came)):
             raise WrongAnswer("Expected: a finite number of images/s.")
         return came

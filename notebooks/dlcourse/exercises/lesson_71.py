@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from dlcourse import measured, slow_links
-from dlcourse.exercises.engine import Exercise, NotAnswered, WrongAnswer
+from dlcourse.exercises.engine import Exercise, WrongAnswer
 
 
 def link(one_byte_s, large_s, nbytes, burst_nbytes, bucket=1, wait=1, bits=8):
@@ -47,8 +47,6 @@ def in_proportion(samples, seconds_per_sample, power=-1):
 def step_of(answer, samples, seconds_per_sample):
     """Whether whole samples were given, how many, and when the slowest host ends (s)."""
     came = answer(samples, list(seconds_per_sample))
-    if came is ...:
-        return came
     whole = all(float(n).is_integer() and n >= 0 for n in came)
     ends = [n * s for n, s in zip(came, seconds_per_sample, strict=True)]
     return whole, int(sum(came)), max(ends)
@@ -89,8 +87,6 @@ def errors(answer):
     found = []
     for given, seconds in asked():
         came = answer(given[0], list(given[1]), *given[2:])
-        if came is ...:
-            raise NotAnswered
         if not (isinstance(came, int | float | np.number) and np.isfinite(came) and came > 0):
             raise WrongAnswer("Expected: a positive number of seconds.")
         found.append(abs(math.log(came / seconds)))

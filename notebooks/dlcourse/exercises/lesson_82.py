@@ -124,8 +124,6 @@ def slowest(links, order, gpus):
 def check_ring(answer):
     for links, gpus in ((TRIANGLE, 3), (SQUARE, 4), (machine(0), 16)):
         order = answer(dict(links), gpus)
-        if order is ...:
-            raise NotAnswered
         slowest(links, order, gpus)
 
 

@@ -5,7 +5,7 @@ from functools import cache, partial
 import numpy as np
 
 from dlcourse.exercises.compare import brief
-from dlcourse.exercises.engine import Exercise, NotAnswered, WrongAnswer
+from dlcourse.exercises.engine import Exercise, WrongAnswer
 
 # --- one outer step ------------------------------------------------------------------------------
 
@@ -101,8 +101,6 @@ def rounds_of(step, seed, condition):
             noise = 0.3 * random.normal(size=local.shape)
             local -= 0.2 * (slopes * (local - optima) + noise)
         model = step(model.copy(), local.mean(axis=0), state, number)
-        if model is ...:
-            raise NotAnswered
         good = isinstance(model, np.ndarray) and model.shape == (SIZE,)
         if not good:
             raise WrongAnswer(f"Expected: an array of {SIZE} values, got {brief(model)}.")
