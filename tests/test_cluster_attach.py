@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import sysconfig
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import cloudpickle
 import failures
@@ -19,7 +22,7 @@ import psutil
 import pytest
 from lanes import long
 
-from dlguide.cluster import Cluster, RankError
+from dlguide.cluster import Cluster, RankError, engine
 from dlguide.machine import describe, threads
 
 pytestmark = pytest.mark.timeout(240)
@@ -260,6 +263,68 @@ def test_a_cluster_whose_controller_has_gone_is_refused_in_time(tmp_path):
     with pytest.raises(ValueError, match=r"`cluster` must be running, .* remove the file"):
         Cluster.attach(file)
     assert time.monotonic() - began < 40
+
+
+@pytest.mark.parametrize("running", [("dlguide", 2)], indirect=True)
+def test_a_signal_reaches_every_rank_and_no_other_process(running):
+    def notes_signals():
+        import builtins
+        import os
+        import signal
+
+        builtins.seen, builtins.child = [], os.fork()
+        if not builtins.child:  # as of a loader of data: the signal would end it
+            signal.pause()
+        signal.signal(signal.SIGUSR1, lambda *_: builtins.seen.append(1))
+
+    def noted():
+        import builtins
+        import os
+
+        return len(builtins.seen), os.waitpid(builtins.child, os.WNOHANG)[0]
+
+    def ends_its_child():
+        import builtins
+        import os
+        import signal
+
+        os.kill(builtins.child, signal.SIGKILL)
+        os.waitpid(builtins.child, 0)
+
+    file, ranks = running
+    server = ipyparallel.Cluster.from_file(str(file.with_name("cluster-.json")))
+    with Cluster.attach(file) as cluster:
+        cluster.run(notes_signals)
+        server.signal_engines_sync(signal.SIGUSR1)
+        deadline = time.monotonic() + 20
+        while (found := cluster.run(noted)) != [(1, 0)] * ranks:
+            assert time.monotonic() < deadline, found
+        cluster.run(ends_its_child)
+        pids = [each["pid"] for each in cluster.engines]
+        server.signal_engines_sync(signal.SIGKILL)
+        while any(psutil.pid_exists(pid) for pid in pids):
+            assert time.monotonic() < deadline + 20
+            time.sleep(0.1)
+        assert cluster.run(failures.is_well) == [sum(range(1, ranks + 1))] * ranks
+
+
+def test_no_child_of_an_ended_controller_stays():
+    forks = "import os, time\nwhile os.fork():\n    time.sleep(0.001)\ntime.sleep(60)"
+    controller = subprocess.Popen([sys.executable, "-c", forks], start_new_session=True)
+    time.sleep(0.5)
+    engine._end_group(SimpleNamespace(pid=controller.pid))
+    controller.wait()
+
+    def left():
+        for pid in psutil.pids():
+            with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+                living = psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+                if living and os.getsid(pid) == controller.pid:
+                    yield pid
+
+    deadline = time.monotonic() + 5
+    while found := list(left()):
+        assert time.monotonic() < deadline, found
 
 
 OWNER = """

@@ -39,6 +39,7 @@ print(json.dumps({
     "rank": mpi.COMM_WORLD.rank if mpi else 0,
     "size": mpi.COMM_WORLD.size if mpi else 0,
     "dlguide": os.path.dirname(spec.origin) if spec and spec.origin else "none",
+    "shared": "DLGUIDE_LAUNCHER" in os.environ,
 }))
 """
 
@@ -131,8 +132,8 @@ class AttachedCluster(Cluster):
                     "The ranks of this cluster have ended, and it is not known how they were "
                     "started. Start it again, then `Cluster.attach(...)`."
                 )
-            if self.plan and self.plan.oversubscribed:  # an option of the command, in no file
-                server.config.DlguideEngineSetLauncher.oversubscribe = True
+            # options of the command are in no file
+            server.config.DlguideEngineSetLauncher.update(self.engines[0]["options"])
             try:
                 server.stop_engines_sync()
                 server.start_engines_sync(n=self.ranks)
@@ -252,7 +253,9 @@ def check(facts: list[dict[str, Any]], source: Any) -> int:
         f"(dlguide {version('dlguide')}).",
     }
     for name, own in here.items():
-        other = sorted({each[name] for each in facts} - {own})
+        # rank 0 is here; others may be elsewhere when all see their cluster's folder
+        asked = [e for e in facts if name != "machine" or not (e["shared"] and e["rank"])]
+        other = sorted({each[name] for each in asked} - {own})
         must = f"have engines with the same {name} as this process, {own}"
         require(not other, "cluster", must, ", ".join(other), then[name])
     ranks = sorted(each["rank"] for each in facts)

@@ -1,13 +1,15 @@
 """dlguide's engines for ipyparallel: `ipcluster start --engines=dlguide -n 2`.
 
-The launcher gives the ranks a thread plan, a watchdog and a controller that encrypts; the engine
-sets its threads and writes the state from which a `Cluster` sees what the rank does.
+The launcher gives the ranks a thread plan, a watchdog and a controller that encrypts, on this
+machine, in a job or on hosts that it is given; the engine sets its threads and writes the state
+from which a `Cluster` sees what the rank does.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -17,17 +19,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import psutil
 from ipyparallel.cluster.app import IPClusterEngines
 from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLauncher
 from ipyparallel.engine.app import IPEngine
-from traitlets import Bool, Dict, Unicode, default
+from traitlets import Bool, Dict, Integer, List, Unicode, default
 
 from dlguide.cluster import processes, rank
 from dlguide.cluster.environment import (
     BEATS,
     ENCRYPTED,
     ENGINE,
-    find_mpiexec,
+    Allocation,
+    find_allocation,
     rank_environment,
     start_watchdog,
 )
@@ -52,13 +56,13 @@ class DlguideEngineSetLauncher(MPIEngineSetLauncher):
     """MPI ranks with a thread plan and a watchdog, for any ipyparallel cluster."""
 
     oversubscribe = Bool(False, config=True, help="allow more ranks than cores").tag(to_dict=True)
+    inside = Bool(False, config=True, help="start on all nodes of this job of Slurm or PBS")
+    hosts = List(Unicode(), config=True, help="start on these hosts, this one first, by ssh")
+    mpi_cmd = List([], config=True, help="another launcher than that of dlguide's MPI")
+    nodes = Integer(1, help="number of machines").tag(to_dict=True)
     plan = Dict(help="thread plan of the ranks").tag(to_dict=True)
     mark = Unicode(help="by which the processes of these engines are found").tag(to_dict=True)
     folder = Unicode(help="where the ranks write their states").tag(to_dict=True)
-
-    @default("mpi_cmd")
-    def _mpiexec_beside_python(self) -> list[str]:
-        return [str(find_mpiexec())]
 
     @default("engine_cmd")
     def _engine_of_dlguide(self) -> list[str]:
@@ -67,23 +71,30 @@ class DlguideEngineSetLauncher(MPIEngineSetLauncher):
     async def start(self, n: int) -> None:
         """Start the ranks, and before them a controller that encrypts if it does not yet."""
         try:
-            plan, _ = default_plan(n, self.oversubscribe)
-        except ValueError as error:
+            place = find_allocation(self.inside)
+            if self.hosts:
+                place = Allocation(nodes=len(self.hosts), hosts=tuple(self.hosts))
+            each = place.ranks_per_node(n, self.oversubscribe)
+            plan, _ = default_plan(each, self.oversubscribe, cores=place.cores_per_node)
+            ours = place.nodes == 1 or bool(self.parent.controller_ip)
+            where = [] if ours else place.listening()
+        except (ValueError, RuntimeError) as error:
             app = self.parent.parent
             if not isinstance(app, IPClusterEngines):
                 raise
             if isinstance(self.parent.controller, LocalControllerLauncher):
                 _end_group(self.parent.controller)
             await self.parent.stop_controller()  # ipcluster would go on without ranks
-            app.exit(f"{error}\nHere: --DlguideEngineSetLauncher.oversubscribe=True")
+            app.exit(re.sub(r"`(\w+=True)`", r"`--DlguideEngineSetLauncher.\1`", str(error)))
         controller = self.parent.controller
         if controller is not None:
             info = await controller.get_connection_info()
             alone = len(self.parent.engines) == 1 and isinstance(
                 controller, LocalControllerLauncher
             )
-            if alone and not info["engine"].get("curve_serverkey"):
-                controller = await self._controller_that_encrypts()
+            reached = not where or where[0][5:] in info["engine"]["interface"]
+            if alone and not (reached and info["engine"].get("curve_serverkey")):
+                controller = await self._controller_that_encrypts(where)
                 info = await controller.get_connection_info()
             self.environment["IPP_CONNECTION_INFO"] = json.dumps(info["engine"])
         if self.parent.shutdown_atexit:
@@ -92,16 +103,21 @@ class DlguideEngineSetLauncher(MPIEngineSetLauncher):
             owner = controller.pid if controller is not None else 1
         self.plan = asdict(plan)
         self.mark = uuid.uuid4().hex[:12]
-        self.folder = tempfile.mkdtemp(prefix=processes.PREFIX)
+        self.nodes, self.mpi_cmd = place.nodes, self.mpi_cmd or place.launcher(each)
+        # all nodes see the profile's folder, which ipyparallel's engines use
+        parent = self.profile_dir if place.nodes > 1 else None
+        self.folder = tempfile.mkdtemp(prefix=processes.PREFIX, dir=parent)
         folder = Path(self.folder)
-        env = rank_environment(plan, self.mark, folder, self.environment, owner)
-        self.environment = env
+        options = {name: getattr(self, name) for name in ("oversubscribe", "inside", "hosts")}
+        more = {**self.environment, processes.OPTIONS: json.dumps(options)}
+        env = rank_environment(plan, self.mark, folder, more, owner)
+        self.environment = place.environment(env)
         start_watchdog(self.mark, folder, owner)
         processes.remove_orphaned_shared_memory()
         super().start(n)
 
-    async def _controller_that_encrypts(self) -> Any:
-        """Replace the controller; one that belongs to this process ends with it."""
+    async def _controller_that_encrypts(self, where: list[str]) -> Any:
+        """Replace the controller by one that listens where ranks reach it, with our lifetime."""
         cluster = self.parent
         old = cluster.controller
         env = {**old.environment, **ENCRYPTED}
@@ -115,10 +131,24 @@ class DlguideEngineSetLauncher(MPIEngineSetLauncher):
             owner = processes.identity(os.getpid())
             env |= {processes.MARK: mark, processes.OWNER: owner}
         given = [each for each in old.controller_args if each not in cluster.controller_args]
-        await cluster.start_controller(environment=env, controller_args=[*given, *BEATS])
+        await cluster.start_controller(environment=env, controller_args=[*given, *where, *BEATS])
         if cluster.shutdown_atexit:
             start_watchdog(mark, Path(os.devnull))
         return cluster.controller
+
+    def signal(self, sig: int) -> None:
+        """Signal every rank: `mpiexec.gforker` passes on SIGINT and SIGTERM, none SIGKILL."""
+        if self.nodes > 1:  # Hydra reaches those of other nodes
+            super().signal(sig)
+        if self.nodes > 1 and sig != signal.SIGKILL:
+            return
+        begin = " ".join(self.engine_cmd)
+        ours = [each for each in processes.living() if each.cluster == self.mark]
+        pids = {each.pid for each in ours if each.command.startswith(begin)}
+        for pid in pids:
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):
+                if psutil.Process(pid).ppid() not in pids:  # not what a rank has forked
+                    os.kill(pid, sig)
 
     async def stop(self) -> None:
         """End the ranks, also those that wait in MPI for others."""

@@ -38,8 +38,8 @@ BEATS = (
 )
 # Only the cluster may set these: its processes are recognised by them.
 OWN = (
-    processes.MARK, processes.OWNER, processes.FOLDER, processes.PLAN, "IPYTHONDIR",
-    "IPP_ENABLE_CURVE",
+    processes.MARK, processes.OWNER, processes.FOLDER, processes.PLAN, processes.OPTIONS,
+    "IPYTHONDIR", "IPP_ENABLE_CURVE",
 )  # fmt: skip
 
 
@@ -157,12 +157,12 @@ class Allocation:
 
     def ranks_per_node(self, ranks: int | None, oversubscribe: bool = False) -> int | None:
         """Return how many of `ranks` run on each node."""
-        if not self.scheduler:
+        if not self.scheduler and self.nodes == 1:
             return ranks
         each = self.tasks_per_node
         if ranks is not None:
             fits = require_count(ranks, "ranks") % self.nodes == 0
-            require(fits, "ranks", f"be a multiple of the {self.nodes} nodes of the job", ranks)
+            require(fits, "ranks", f"be a multiple of the {self.nodes} nodes", ranks)
             each = ranks // self.nodes
         most = (self.cores_per_node or each) * self.nodes
         must = f"be at most {most}, the cores of the job{self}"

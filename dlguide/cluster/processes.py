@@ -32,6 +32,7 @@ MARK = "DLGUIDE_CLUSTER"
 OWNER = "DLGUIDE_OWNER"
 FOLDER = "DLGUIDE_RUN_FOLDER"
 PLAN = "DLGUIDE_THREAD_PLAN"
+OPTIONS = "DLGUIDE_LAUNCHER"  # options of ipyparallel's launcher, with which ranks start again
 PREFIX = "dlguide-"
 WATCHDOG = "dlguide.cluster.processes watchdog"
 SHARED_MEMORY = Path("/dev/shm")

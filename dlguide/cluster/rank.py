@@ -326,6 +326,7 @@ def join(folder: str, path: list[str], onednn: dict[str, str]) -> dict[str, Any]
         "folder": os.environ[processes.FOLDER],
         "onednn": adopt(onednn).on,
         "plan": json.loads(os.environ.get(PLAN, "null")),
+        "options": json.loads(os.environ.get(processes.OPTIONS, "{}")),
     }
 
 
