@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -61,6 +62,28 @@ def cache_folder() -> Path:
     return Path(named) if named else platformdirs.user_cache_path("dlguide", appauthor=False)
 
 
+def own_folder(path: str | os.PathLike) -> Path:
+    """Make a folder that no other user can write to or exchange; what runs lies only in such a one.
+
+    Raises:
+        PermissionError: when there is one that another user has made or could exchange.
+    """
+    path, me = Path(os.path.abspath(path)), os.geteuid()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    facts, around = path.lstat(), path.parent.stat()
+    mine = stat.S_ISDIR(facts.st_mode) and facts.st_uid == me
+    open_to_all = around.st_mode & stat.S_IWOTH and not around.st_mode & stat.S_ISVTX
+    if not mine or open_to_all or around.st_uid not in (0, me):
+        whose = "lies where others can exchange it" if mine else f"is of user {facts.st_uid}"
+        why = f"it {whose}, and is not used. Set DLGUIDE_CACHE to a folder of yours"
+        raise PermissionError(errno.EACCES, why, str(path))
+    if facts.st_mode & 0o077:
+        path.chmod(0o700)
+    return path
+
+
 @contextmanager
 def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]:
     """Open a file that replaces `path` when the block ends, and is dropped if the block raises.
@@ -86,7 +109,8 @@ def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]:
 def file_lock(path: str | os.PathLike, wait: bool) -> Iterator[None]:
     """Hold a lock file; the kernel releases it when the process ends or is killed.
 
-    The file names the process that holds it and is removed at the end.
+    The file names the process that holds it. It stays: a process that waits has it open, and one
+    that came after it was removed would hold another file under the same name.
 
     Raises:
         LockHeldError: when another process holds it and `wait` is False.
@@ -109,7 +133,6 @@ def file_lock(path: str | os.PathLike, wait: bool) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
-        path.unlink(missing_ok=True)
         raise NoLocksError(
             f"The file system of {path.parent} has no locks ({error.strerror}). Choose a folder "
             "on a local disk."
@@ -119,7 +142,6 @@ def file_lock(path: str | os.PathLike, wait: bool) -> Iterator[None]:
             path.write_text(f"{os.getpid()} on {socket.gethostname()}")
         yield
     finally:
-        path.unlink(missing_ok=True)  # while it is held: a process that waits makes a new one
         lock.release()
 
 

@@ -33,7 +33,7 @@ from dlguide import commands, preflight
 from dlguide.cluster import processes
 from dlguide.cluster.mpi import kernel_environment
 from dlguide.errors import MissingComponentError, require
-from dlguide.files import cache_folder, sha256
+from dlguide.files import cache_folder, own_folder, sha256
 
 HOROVOD_VERSION = "0.28.1"
 SOURCE_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
@@ -122,7 +122,7 @@ def install(mpicc: str | None = None, force: bool = False, pytorch: bool = False
 
 def finished_wheel(mpicc: Path) -> Path:
     """Return the wheel that fits this environment, from the cache, or built into it."""
-    return _cached_wheel(wheels_folder() / cache_key(mpicc)) or build(mpicc)
+    return _own_wheel(cache_key(mpicc)) or build(mpicc)
 
 
 def _finished(mpicc: Path, pytorch: bool) -> list[Path]:
@@ -131,8 +131,15 @@ def _finished(mpicc: Path, pytorch: bool) -> list[Path]:
     named = os.environ.get(WHEELHOUSE)
     place = Path(named).expanduser() / "horovod" if named else None
     alike = key.replace("".join(platform.libc_ver()), "*")
-    folders = [wheels_folder() / key, *(sorted(place.glob(alike)) if place else [])]
-    return [wheel for wheel in map(_cached_wheel, folders) if wheel]
+    brought = map(_cached_wheel, sorted(place.glob(alike)) if place else [])
+    return [wheel for wheel in (_own_wheel(key), *brought) if wheel]
+
+
+def _own_wheel(key: str) -> Path | None:
+    """Return a wheel of the cache, unless another user could have put it there: its code runs."""
+    with contextlib.suppress(OSError):
+        return _cached_wheel(own_folder(wheels_folder()) / key)
+    return None
 
 
 def _install_wheel(wheel: Path, mpicc: Path, pytorch: bool) -> Path:
@@ -172,8 +179,7 @@ def check_tools() -> None:
     if lack := preflight.compiler() or preflight.make():
         raise MissingComponentError(lack)
     try:
-        wheels_folder().mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=wheels_folder()).close()
+        tempfile.TemporaryFile(dir=own_folder(wheels_folder())).close()
     except OSError as error:
         raise MissingComponentError(
             f"The wheel cannot be kept in {wheels_folder()} ({error.strerror})."

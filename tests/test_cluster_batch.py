@@ -63,7 +63,8 @@ def directives(text):
 
 def test_directives_stand_before_the_first_command_and_say_what_was_asked():
     lines = batch.script(LARGE, SITE).splitlines()
-    assert lines[0] == "#!/bin/bash"
+    assert lines[0] == "#!/bin/bash -l"  # a login shell, which has the command module
+    assert batch.script(LARGE).splitlines()[0] == "#!/bin/bash"
     last = max(i for i, line in enumerate(lines) if line.startswith("#SBATCH"))
     assert all(line.startswith("#SBATCH") for line in lines[1 : last + 1])
     assert directives("\n".join(lines)) == {
@@ -351,6 +352,55 @@ def test_a_batch_system_that_does_not_answer_refuses_or_is_missing_is_named(tmp_
     (tmp_path / "sbatch").unlink()
     with pytest.raises(MissingComponentError, match="There is no sbatch here"):
         batch.submit(Job("train.py"), Profile(), "job.sh")
+
+
+SESSION = {
+    "SLURM_CPU_BIND": "mask_cpu:0x1", "SLURM_CPU_BIND_LIST": "0x1", "SLURM_EXPORT_ENV": "NONE",
+    "SLURM_JOB_ID": "7", "SLURM_MEM_PER_CPU": "100", "PMI_RANK": "0", "PMIX_NAMESPACE": "x",
+}  # fmt: skip
+
+
+def test_a_job_does_not_inherit_the_binding_and_the_ranks_of_the_session(tmp_path, monkeypatch):
+    (tmp_path / "sbatch").write_text(f"#!/bin/bash\nenv > {tmp_path}/env\necho 17\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for name, value in {**SESSION, "SLURM_CONF": "/etc/slurm.conf", "MINE": "kept"}.items():
+        monkeypatch.setenv(name, value)
+    batch.submit(Job("train.py"), Profile(), "job.sh")
+    given = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
+    assert set(SESSION) & set(given) == set()
+    assert (given["SLURM_CONF"], given["MINE"]) == ("/etc/slurm.conf", "kept")
+
+
+def test_a_job_submitted_by_hand_does_not_inherit_them_either(tmp_path):
+    text = batch.script(Job("train.py", inside=True)).replace("python train.py", "env")
+    (tmp_path / "job.sh").write_text(text)
+    env = {**SESSION, "PATH": os.environ["PATH"], "SLURM_SUBMIT_DIR": str(tmp_path)}
+    done = subprocess.run(["bash", tmp_path / "job.sh"], env=env, capture_output=True, text=True)
+    given = {line.partition("=")[0] for line in done.stdout.splitlines()}
+    assert set(SESSION) & given == {"SLURM_JOB_ID", "SLURM_MEM_PER_CPU"}  # its own, in a job
+
+
+LOGIN = """module() { echo "loaded $2"; }
+"""
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_module_command_of_login_shells_is_found_or_named(known, tmp_path):
+    job = Job("train.py", inside=True)
+    text = batch.script(job, Profile(modules=("gcc/13",))).replace("python train.py", "echo runs")
+    (tmp_path / "job.sh").write_text(text)
+    (tmp_path / "job.sh").chmod(0o755)
+    if known:
+        (tmp_path / ".bash_profile").write_text(LOGIN)
+    env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(tmp_path)}
+    done = subprocess.run([tmp_path / "job.sh"], env=env, capture_output=True, text=True)
+    if known:
+        assert (done.returncode, done.stdout) == (0, "loaded gcc/13\nruns\n")
+    else:
+        assert done.returncode == 1
+        assert "has no command module here" in done.stderr
+        assert "setup" in done.stderr
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs"])

@@ -43,6 +43,30 @@ def test_ranks_of_the_script_run_here_with_their_data(tmp_path):
     assert failed.output == "There is no nothing to stage.\n"
 
 
+def test_a_setup_line_that_ends_silently_is_named_with_its_file_and_line(tmp_path):
+    (tmp_path / "site.sh").write_text("export A=1\ngrep -q x /dev/null\n")
+    (tmp_path / "t.py").write_text("print('runs')")
+    (run,) = dry_run(Job("t.py"), Profile(setup=("source ./site.sh",)), tmp_path)
+    assert run.status == 1
+    assert "./site.sh, line 2: status 1 of grep -q x /dev/null" in run.output
+
+
+@pytest.mark.timeout(240)
+def test_data_is_not_staged_into_a_folder_that_was_prepared(tmp_path, monkeypatch):
+    (tmp_path / "data").write_text("pixels")
+    show = "import os, sys; f = sys.argv[1]; print(f, oct(os.stat(f).st_mode)[-3:], os.listdir(f))"
+    (tmp_path / "t.py").write_text(show)
+    prepared = tmp_path / "job-0"
+    prepared.mkdir(mode=0o777)
+    (prepared / "data").write_text("of somebody else")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    (run,) = dry_run(Job("t.py", ("{staged}",), stage=("data",)), PLAIN, tmp_path)
+    staged, *rest = run.output.split()
+    assert (run.status, rest) == (0, ["700", "['data']"])
+    assert staged != str(prepared)
+    assert sorted(path.name for path in tmp_path.glob("job-*")) == ["job-0"]
+
+
 @pytest.mark.timeout(240)
 def test_warned_job_is_run_again_and_a_finished_one_is_not(tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)

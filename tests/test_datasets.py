@@ -1,7 +1,11 @@
 """Data files are checked before use, and every sample is used exactly once an epoch."""
 
+import dataclasses
 import gzip
+import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +51,70 @@ def test_mnist_is_what_the_files_hold_byte_by_byte(mnist):
     assert np.array_equal(mnist.test_images[number].ravel(), pixels.astype(np.float32) / 255)
     raw = gzip.decompress((REPOSITORY / "mnist/t10k-labels-idx1-ubyte.gz").read_bytes())
     assert mnist.test_labels[number] == raw[8 + number]
+
+
+def test_bytes_stay_bytes_and_are_divided_by_255_as_numpy_does():
+    pixels = np.arange(512, dtype=np.uint8).reshape(2, 16, 16, 1)
+    data = datasets.Dataset("b", pixels, np.zeros(2, int), pixels, np.zeros(2, int))
+    assert data.train_pixels is pixels
+    assert data.first(1).train_pixels.base is not None  # a view
+    right = pixels.astype(np.float32) / np.float32(255)
+    assert np.array_equal(data.train_images, right)
+    assert np.array_equal(datasets.as_float32(pixels[1:]), right[1:])
+    assert data.train_images is data.train_images
+    again = pickle.loads(pickle.dumps(data))
+    assert "train_images" not in vars(again)  # ranks scale what they use
+    assert np.array_equal(again.train_images, right)
+    changed = dataclasses.replace(data, train_images=1 - right)
+    assert np.array_equal(changed.train_images, 1 - right)
+    assert np.array_equal(changed.test_images, right)
+
+
+MEMORY = """
+import resource
+def private():
+    lines = open("/proc/self/smaps_rollup").read().splitlines()
+    return sum(int(l.split()[1]) for l in lines if l.startswith("Private_")) / 1024
+from dlguide.data import datasets
+before = private()
+data = datasets.load("mnist")
+print(private() - before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def test_mnist_takes_the_memory_of_its_bytes():
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True)
+    kept_mib, _ = map(float, done.stdout.split())
+    assert 50 < kept_mib < 70  # 70 000 x 784 bytes are 52 MiB; in float32 209
+
+
+GOOD = np.zeros((6, 4, 4, 1), np.uint8), np.arange(6)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.int32])
+def test_labels_of_keras_datasets_in_a_column_are_class_numbers(dtype):
+    labels = np.arange(6, dtype=dtype)[:, None]
+    data = datasets.Dataset("column", GOOD[0], labels, GOOD[0], labels)
+    for found in (data.train_labels, data.test_labels):
+        assert found.dtype == np.int32
+        assert found.tolist() == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("train_images", GOOD[0].astype(int), "be uint8 from 0 to 255, or floating, got 'int64'"),
+        ("test_images", np.zeros(6), "have the samples as its first dimension"),
+        ("train_labels", np.arange(5), r"have one label for each of 6 images, got \(5,\)"),
+        ("test_labels", np.array(list("abcdef")), "be class numbers, got '<U1'"),
+        ("train_labels", np.full(6, 2**31), "fit into 32 bits, got"),
+    ],
+)
+def test_arrays_that_are_no_images_or_labels_are_refused_by_their_name(name, value, words):
+    arrays = dict(zip(("train_images", "train_labels"), GOOD, strict=True))
+    arrays |= dict(zip(("test_images", "test_labels"), GOOD, strict=True))
+    with pytest.raises(ValueError, match=f"`{name}` must {words}"):
+        datasets.Dataset("bad", **arrays | {name: value})
 
 
 def test_first_takes_the_first_samples(mnist):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import http.server
@@ -60,6 +61,14 @@ class Server:
         if how == "silent":
             self.stop.wait(30)
             return
+        if how == "endless":
+            request.send_response(200)
+            request.end_headers()
+            self.sent.append(0)
+            with contextlib.suppress(OSError):
+                while self.sent[-1] < 400_000_000:
+                    self.sent[-1] += request.wfile.write(bytes(1 << 16))
+            return
         status = int(how) if how.isdigit() else 200 if data is not None else 404
         request.send_response(302 if how.startswith("/") or how.startswith("file:") else status)
         if how.startswith(("/", "file:")):
@@ -98,6 +107,15 @@ def test_a_file_comes_whole_and_is_reported(server, tmp_path):
     for known in (SHA256, None):
         assert download.fetch_file(server.url, path, known) == path
     assert server.asked == 1
+
+
+def test_a_server_that_sends_more_than_was_declared_is_read_no_further(server, tmp_path):
+    server.behaviours = ["endless"]
+    with pytest.raises(TransferError, match=r"more than 300000 bytes. Nothing was kept"):
+        download.fetch_file(server.url, tmp_path / "file", SHA256, nbytes=len(DATA))
+    assert os.listdir(tmp_path) == []
+    server.stop.wait(2)
+    assert server.sent[-1] < 20_000_000  # what buffers hold
 
 
 @pytest.mark.parametrize("status", ["400", "404", "503"])

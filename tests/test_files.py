@@ -52,3 +52,24 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):
     assert path.read_bytes() == b"second"
     assert path.stat().st_mode & 0o777 == 0o666 & ~UMASK
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_runs_lies_in_a_folder_that_no_other_user_can_write_to_or_exchange(
+    monkeypatch, tmp_path
+):
+    made = files.own_folder(tmp_path / "cache" / "kernels")
+    assert made.stat().st_mode & 0o777 == 0o700
+    made.chmod(0o775)
+    assert files.own_folder(made).stat().st_mode & 0o777 == 0o700
+    (tmp_path / "link").symlink_to(made)
+    with pytest.raises(PermissionError, match="is of user"):
+        files.own_folder(tmp_path / "link")
+    made.parent.chmod(0o777)  # without the sticky bit anybody may rename what lies in it
+    with pytest.raises(PermissionError, match=r"where others can exchange it.* DLGUIDE_CACHE"):
+        files.own_folder(made)
+    made.parent.chmod(0o1777)
+    assert files.own_folder(made) == made
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    with pytest.raises(PermissionError, match=f"it is of user {me}, and is not used"):
+        files.own_folder(made)

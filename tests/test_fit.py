@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -162,7 +163,7 @@ def test_two_trainings_with_one_checkpoint_folder_are_refused(mnist, tmp_path):
     assert text.startswith(f"Process {os.getpid()} on ")
     assert f"trains with the checkpoints in {tmp_path}. Wait until" in text
     fit(**ways)  # an interrupted training keeps nobody out
-    assert [path.suffix for path in tmp_path.iterdir()] == [".dlguide"]
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".dlguide", ".lock", ".lock"]
 
 
 def test_checkpoint_of_another_training_is_refused(mnist, tmp_path):
@@ -186,6 +187,72 @@ def test_own_net_data_and_optimizer(mnist):
     assert run.learning_rate == pytest.approx(0.003)
     assert run.parameters == 7850
     assert run.loss[0] < math.log(10)
+
+
+def test_arrays_as_keras_datasets_has_them_train_as_their_floats_do(mnist):
+    raw = [
+        np.rint(255 * images).astype(np.uint8) for images in (mnist.train_images, mnist.test_images)
+    ]
+    columns = [
+        labels[:, None].astype(np.uint8) for labels in (mnist.train_labels, mnist.test_labels)
+    ]
+    given = Dataset("mnist", raw[0], columns[0], raw[1], columns[1])
+    floats = Dataset("mnist", mnist.train_images, mnist.train_labels, mnist.test_images,
+                     mnist.test_labels)  # fmt: skip
+    runs = [fit("mlp", each, batch_per_rank=10, epochs=2) for each in (given, mnist, floats)]
+    for run in runs[1:]:
+        assert (run.loss, run.test_accuracy) == (runs[0].loss, runs[0].test_accuracy)
+        assert run.weights_digest == runs[0].weights_digest
+
+
+def test_labels_and_images_that_a_model_does_not_take_are_refused_by_their_name(mnist):
+    arrays = mnist.train_images, mnist.train_labels, mnist.test_images, mnist.test_labels
+    one_hot = np.eye(10, dtype=np.float32)
+    for place, name in ((1, "train_labels"), (3, "test_labels")):
+        wrong = [*arrays[:place], one_hot[arrays[place]], *arrays[place + 1 :]]
+        with pytest.raises(ValueError, match=rf"`{name}` must be class numbers, .*\d+, 10\)"):
+            fit("mlp", Dataset("one hot", *wrong), batch_per_rank=10)
+    flat = Dataset("flat", *(a[..., 0] if a.ndim > 1 else a for a in arrays))
+    with pytest.raises(ValueError, match=r"`test_images` must hold images of \(28, 28, 1\), which"):
+        fit(lambda: models.build("mlp"), flat, batch_per_rank=10)
+
+
+QUOTA = """
+import os, sys, warnings
+warnings.simplefilter("error", RuntimeWarning)
+import tensorflow as tf
+if "late" in sys.argv: tf.zeros(1)
+if "chosen" in sys.argv: tf.config.threading.set_intra_op_parallelism_threads(3)
+sys.path.insert(0, "tests")
+from fake_machine import machine
+from dlguide.machine import threads
+threads.describe = lambda: machine(4, quota=1.0)
+from dlguide.data import datasets
+from fitting import fit
+try:
+    print(fit("mlp", datasets.load("mnist").first(20, 20), batch_per_rank=10).threads)
+except RuntimeWarning as warning:
+    print(warning)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "value", "printed"),
+    [
+        ("", None, "1"),
+        ("", "2", "2"),
+        ("chosen", None, "3"),
+        ("late", None, "the CPU quota of this process is 1 cores. .* TF_NUM_INTRAOP_THREADS=1"),
+    ],
+)
+def test_a_training_without_a_cluster_follows_the_cpu_quota(how, value, printed):
+    env = {k: v for k, v in os.environ.items() if k != "TF_NUM_INTRAOP_THREADS"}
+    env |= {} if value is None else {"TF_NUM_INTRAOP_THREADS": value}
+    command = [sys.executable, "-c", QUOTA, how]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
+    assert re.search(f"{printed}$" if printed.isdigit() else printed, done.stdout), done.stderr[
+        -900:
+    ]
 
 
 def test_many_trainings_in_one_process_raise_no_warning(mnist, caplog):

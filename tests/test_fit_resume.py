@@ -100,7 +100,7 @@ def resumed(saves_in):
             shutil.copy(source, within)
     refused("other batch", batch_per_rank=9, checkpoint=within)
     result["within"] = str(within)
-    result["left"] = sorted(path.name for path in within.iterdir()) if rank == 0 else []
+    result["left"] = sorted(path.name for path in within.glob("*.dlguide")) if rank == 0 else []
 
     def accumulating(rate):
         return keras.optimizers.SGD(rate, gradient_accumulation_steps=2)

@@ -9,6 +9,7 @@ import ctypes
 import json
 import os
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -220,12 +221,23 @@ def test_the_kernel_is_kept_and_a_damaged_one_is_built_again(cache, monkeypatch)
     assert limits._kernels() == (library, "")  # no compiler is needed any more
     assert os.stat(library).st_mtime_ns == before
     monkeypatch.undo()
-    damaged = cache / "other" / os.path.basename(library)
-    damaged.parent.mkdir()
-    monkeypatch.setenv("DLGUIDE_CACHE", str(damaged.parent))
+    damaged = cache / "other" / "kernels" / os.path.basename(library)
+    damaged.parent.mkdir(parents=True)
+    monkeypatch.setenv("DLGUIDE_CACHE", str(damaged.parent.parent))
     damaged.write_bytes(b"no library")
     assert limits._kernels() == (str(damaged), "")
     assert damaged.read_bytes()[:4] == b"\x7fELF"
+
+
+def test_a_library_that_another_user_has_prepared_is_not_loaded(cache, monkeypatch):
+    library = Path(limits._kernels()[0])
+    (cache / library.name).write_bytes(library.read_bytes())
+    me, loaded = os.geteuid(), []
+    monkeypatch.setattr(limits.ctypes, "CDLL", loaded.append)
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)  # now both are of another user
+    assert limits._kernels()[0] is None
+    assert f"{library.parent}: it is of user {me}, and is not used" in limits._kernels()[1]
+    assert loaded == []
 
 
 def test_both_kernels_add_and_write_both_arrays(cache):

@@ -25,6 +25,11 @@ from dlguide.files import file_lock
 KINDS = (*formats.KINDS, "plain", "sums")
 
 
+def visible(folder):
+    """Names in a folder but those of lock files, which stay."""
+    return sorted(name for name in os.listdir(folder) if not name.endswith(".lock"))
+
+
 def make(kind: str, path: Path, samples: int = 12) -> Path:
     """Write a small data set of each kind that can be staged."""
     contents = [bytes([number]) * (500 + 37 * number) for number in range(samples)]
@@ -74,7 +79,7 @@ def test_a_copy_has_every_byte_and_a_second_stage_copies_nothing(kind, tmp_path)
         assert not again.copied
         assert again.nbytes == first.nbytes
     assert {path: path.stat().st_ino for path in target.rglob("*")} == before
-    assert os.listdir(target.parent) == ["copy"]
+    assert visible(target.parent) == ["copy"]
     assert verification.verify(target).ok
 
 
@@ -92,7 +97,7 @@ def test_a_copy_with_one_flipped_bit_is_not_used_but_replaced_when_asked(kind, t
             staging.stage(source, target)
         assert staging.stage(source, target, replace=True).copied
         assert tree(target) == whole
-    assert os.listdir(target.parent) == ["copy"]
+    assert visible(target.parent) == ["copy"]
 
 
 def rewrite(path: Path) -> None:
@@ -137,7 +142,7 @@ def test_a_file_that_changes_while_it_is_copied_is_never_certified(when, tmp_pat
     words = "cannot be read: No such file" if when == "removed" else "was changed while"
     with pytest.raises(DamageError, match=rf"3\.bin: {words}"):
         staging.stage(source, tmp_path / "local" / "copy")
-    assert os.listdir(tmp_path / "local") == []
+    assert visible(tmp_path / "local") == []
 
 
 def test_a_job_that_waited_compares_with_the_present_source(tmp_path, monkeypatch):
@@ -165,7 +170,7 @@ def test_damage_in_the_source_is_named_and_never_copied(kind, tmp_path):
     path.write_bytes(data)
     with pytest.raises(DamageError, match=path.name):
         staging.stage(source, tmp_path / "local" / "copy")
-    assert not list(tmp_path.glob("local/*"))
+    assert visible(tmp_path / "local") == []
 
 
 def test_links_pipes_and_lost_files_are_refused(tmp_path):
@@ -195,7 +200,7 @@ def test_arguments_are_checked_before_anything_is_written(tmp_path):
             staging.stage(source, target, replace=True)
     with pytest.raises(ValueError, match=r"`target` must be a folder this process can write to"):
         staging.stage(source, "/dev/null/copy")
-    assert sorted(os.listdir(tmp_path)) == ["source"]
+    assert visible(tmp_path) == ["source"]
     (tmp_path / "local").mkdir()
     for target, file in (("local", "local/precious"), ("file", "file")):
         (tmp_path / file).write_text("mine")
@@ -222,7 +227,7 @@ def test_a_disk_without_room_gets_no_part_of_a_copy(why, tmp_path, monkeypatch):
     words = r"be on a disk with room for 2\.0 MB|No space left"
     with pytest.raises((ValueError, OSError), match=words):
         staging.stage(source, tmp_path / "local" / "copy")
-    assert os.listdir(tmp_path / "local") == []
+    assert visible(tmp_path / "local") == []
 
 
 def test_sums_name_each_file_once_and_inside(tmp_path):
@@ -251,7 +256,7 @@ def test_names_that_no_list_of_checksums_can_hold_are_refused_first(name, words,
     with pytest.raises(DamageError, match=words) as refused:
         staging.stage(source, tmp_path / "local" / "copy")
     assert len(str(refused.value).encode().splitlines()) == 1  # it can be printed
-    assert os.listdir(tmp_path / "local") == []
+    assert visible(tmp_path / "local") == []
 
 
 # --- killed and at the same time ---------------------------------------------------------------
@@ -286,7 +291,7 @@ def test_a_killed_copy_leaves_nothing_under_the_name_and_the_next_one_takes_over
     assert not target.exists()
     assert ".copy.partial" in os.listdir(target.parent)
     assert staging.stage(source, target).copied
-    assert os.listdir(target.parent) == ["copy"]
+    assert visible(target.parent) == ["copy"]
     assert tree(target) == tree(source)
 
 
@@ -296,7 +301,22 @@ def test_two_jobs_at_once_copy_once(tmp_path):
     printed = [process.communicate(timeout=120)[0].split() for process in processes]
     assert sorted(words[-1] for words in printed) == ["False", "False", "True"]
     assert [words.count("copying") for words in sorted(printed, key=len)] == [0, 0, 13]
-    assert os.listdir(target.parent) == ["copy"]
+    assert sorted(os.listdir(target.parent)) == [".copy.lock", "copy"]
+
+
+def test_a_copy_is_for_this_user_alone_and_that_of_another_one_is_not_used(tmp_path, monkeypatch):
+    source, target = make("sums", tmp_path / "source"), tmp_path / "copy"
+    staging.stage(source, target)
+    assert target.stat().st_mode & 0o777 == 0o700
+    me = os.geteuid()
+    if me == 0:  # what root has staged is used
+        os.chown(target, 65534, -1)
+        me = 65534
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    for how in ({}, {"quick": True}, {"replace": True}):
+        with pytest.raises(ValueError, match=rf"`target` .*of this user or root, .*of user {me}"):
+            staging.stage(source, target, **how)
 
 
 def test_a_lock_left_by_a_killed_process_is_free_and_a_held_one_names_its_process(tmp_path):
@@ -308,7 +328,9 @@ def test_a_lock_left_by_a_killed_process_is_free_and_a_held_one_names_its_proces
         file_lock(path, wait=False),
     ):
         pass
-    assert not path.exists()
+    inode = path.stat().st_ino  # it stays: one that waits holds this file, not another one
+    with file_lock(path, wait=False):
+        assert path.stat().st_ino == inode
 
 
 def test_a_lock_that_many_want_is_never_held_twice(tmp_path):
@@ -324,7 +346,7 @@ def test_a_lock_that_many_want_is_never_held_twice(tmp_path):
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(want, range(180), timeout=120))
     assert most == [1] * 180
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == ["x.lock"]
 
 
 # --- on ranks ----------------------------------------------------------------------------------
@@ -421,7 +443,7 @@ def test_ranks_of_imitated_nodes_all_get_the_copy_or_the_same_error(ranks, tmp_p
         assert len(copies) == len(leaders) + 2
         for copy in copies:
             assert {**tree(copy), "SHA256SUMS": b""} == {**original, "SHA256SUMS": b""}
-        assert not list(place.rglob(".*"))
+        assert {path.suffix for path in place.rglob(".*")} <= {".lock"}
 
 
 DYING = """
@@ -444,7 +466,7 @@ def test_a_rank_that_is_killed_while_it_copies_ends_the_job(tmp_path):
     assert done.status not in (0, None), done.output  # None: it hung until the limit
     assert not target.exists()
     assert staging.stage(source, target).copied
-    assert os.listdir(target.parent) == ["copy"]
+    assert visible(target.parent) == ["copy"]
 
 
 def wait_for_copy(source, target, pause_s):

@@ -306,6 +306,7 @@ def rank_main(
     prepare_rank()
     collect_rarely()
     leave_start()
+    tempfile.tempdir = str(folder)  # what TensorFlow leaves there goes with it
     redirect(folder, rank, silent=[1] if seed is not None and rank > 0 else [])
     threads.apply(plan, rank)
     port = folder / "gloo-port"

@@ -8,7 +8,9 @@ import math
 import os
 import zlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +22,7 @@ __all__ = [
     "BlockShuffle",
     "Dataset",
     "RankShard",
+    "as_float32",
     "epoch_batches",
     "image_shape",
     "load",
@@ -34,17 +37,25 @@ _RECORDS = (10_000, 3073)
 _CLASSES = 10
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, init=False)
 class Dataset:
     """Labelled images, split for training and testing.
 
+    Bytes stay bytes, which take a quarter of the memory: a training scales those of each step.
+    `train_images` and `test_images` are float32, bytes scaled to [0, 1] when they are first used;
+    `train_pixels` and `test_pixels` are the arrays as they were given.
+
     Args:
         name: name of the data set.
-        train_images: float32 in [0, 1], shape (samples, rows, columns, channels).
-        train_labels: int32 class numbers, shape (samples,).
+        train_images: uint8 from 0 to 255, or floating, shape (samples, rows, columns, channels).
+        train_labels: class numbers, shape (samples,) or (samples, 1); or what a loss of your own
+            takes, the samples first.
         test_images: as train_images, other samples.
         test_labels: as train_labels.
         classes: number of classes (count).
+
+    Raises:
+        ValueError: if an array is none of this.
     """
 
     name: str
@@ -54,12 +65,47 @@ class Dataset:
     test_labels: np.ndarray
     classes: int = _CLASSES
 
+    def __init__(
+        self,
+        name: str,
+        train_images: np.ndarray,
+        train_labels: np.ndarray,
+        test_images: np.ndarray,
+        test_labels: np.ndarray,
+        classes: int = _CLASSES,
+    ) -> None:
+        given = {"train": (train_images, train_labels), "test": (test_images, test_labels)}
+        self.__dict__.update(name=name, classes=classes)  # it is frozen
+        for part, (images, labels) in given.items():
+            self.__dict__[f"{part}_pixels"] = _images(images, f"{part}_images")
+            self.__dict__[f"{part}_labels"] = _labels(labels, len(images), f"{part}_labels")
+
+    @cached_property
+    def train_images(self) -> np.ndarray:
+        return as_float32(self.train_pixels)
+
+    @cached_property
+    def test_images(self) -> np.ndarray:
+        return as_float32(self.test_pixels)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if not k.endswith("_images")}
+
     def __repr__(self) -> str:
-        shape = " x ".join(str(length) for length in self.train_images.shape[1:])
+        shape = " x ".join(str(length) for length in self.train_pixels.shape[1:])
         return (
-            f"{self.name}: {len(self.train_images)} training and {len(self.test_images)} test "
+            f"{self.name}: {len(self.train_labels)} training and {len(self.test_labels)} test "
             f"images of {shape}, {self.classes} classes"
         )
+
+    def require_class_numbers(self) -> None:
+        """Refuse labels that the cross-entropy of class numbers cannot take, by their name."""
+        for name in ("train_labels", "test_labels"):
+            labels = getattr(self, name)
+            fits = labels.ndim == 1 and labels.dtype.kind == "i"
+            must = "be class numbers, shape (samples,), for the default loss and accuracy"
+            then = "Give a `loss`, or of one-hot labels `labels.argmax(axis=1)`."
+            require(fits, name, must, f"{labels.dtype} of shape {labels.shape}", then)
 
     def first(self, train: int, test: int | None = None) -> Dataset:
         """Take the first samples only: the same on every rank and in every run, as views.
@@ -71,16 +117,46 @@ class Dataset:
         Raises:
             ValueError: when there are not that many samples.
         """
-        test = len(self.test_images) if test is None else test
+        test = len(self.test_labels) if test is None else test
         for name, wanted, there in (
-            ("train", train, len(self.train_images)),
-            ("test", test, len(self.test_images)),
+            ("train", train, len(self.train_labels)),
+            ("test", test, len(self.test_labels)),
         ):
             require_count(wanted, name)
             require(wanted <= there, name, f"be at most the {there} samples there are", wanted)
-        parts = self.train_images[:train], self.train_labels[:train]
-        parts += self.test_images[:test], self.test_labels[:test]
+        parts = self.train_pixels[:train], self.train_labels[:train]
+        parts += self.test_pixels[:test], self.test_labels[:test]
         return Dataset(self.name, *parts, self.classes)
+
+
+def as_float32(images: np.ndarray) -> np.ndarray:
+    """Return images as float32: bytes divided by 255, others as they are."""
+    if images.dtype != np.uint8:
+        return images.astype(np.float32, copy=False)
+    images = images.astype(np.float32)
+    images /= 255
+    return images
+
+
+def _images(given: Any, name: str) -> np.ndarray:
+    images = np.asarray(given)
+    fits = images.dtype == np.uint8 or images.dtype.kind == "f"
+    then = "Bytes: `images.astype(np.uint8)`."
+    require(fits, name, "be uint8 from 0 to 255, or floating", str(images.dtype), then)
+    require(images.ndim > 1, name, "have the samples as its first dimension", images.shape)
+    return images
+
+
+def _labels(given: Any, samples: int, name: str) -> np.ndarray:
+    labels = np.asarray(given)
+    require(labels.dtype.kind in "iuf", name, "be class numbers", str(labels.dtype))
+    must = f"have one label for each of {samples} images"
+    require(labels.shape[:1] == (samples,), name, must, labels.shape)
+    if labels.dtype.kind == "f":
+        return labels
+    whole = labels.astype(np.int32, copy=False)
+    require(np.array_equal(whole, labels), name, "fit into 32 bits", labels.max())
+    return whole[:, 0] if whole.shape == (samples, 1) else whole  # a column: `keras.datasets`
 
 
 @dataclass(frozen=True)
@@ -206,7 +282,8 @@ def load(name: str = "mnist", folder: str | os.PathLike | None = None) -> Datase
     `dlguide data fetch` gets the others, and it where there is no clone. CIFAR-10 is read in its
     binary version only; the one for Python is a pickle, which can run any code.
 
-    In float32 the images of "mnist" and "fashion_mnist" take 220 MB, those of "cifar10" 737 MB.
+    The images of "mnist" and "fashion_mnist" take 55 MB, those of "cifar10" 184 MB; four times as
+    much again where a program uses all of them as float32, which `fit` does not.
 
     Args:
         name: one of `names()`.
@@ -241,10 +318,6 @@ def load(name: str = "mnist", folder: str | os.PathLike | None = None) -> Datase
         for number in (1, 3):
             _require_labels(parts[number], found[number][0], name)
         parts[::2] = [images[..., np.newaxis] for images in parts[::2]]
-    parts[::2] = [images.astype(np.float32) for images in parts[::2]]
-    for images in parts[::2]:
-        images /= 255
-    parts[1::2] = [labels.astype(np.int32) for labels in parts[1::2]]
     return Dataset(name, *parts)
 
 

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
@@ -146,7 +147,7 @@ def fetch(
         require_writable(place, "folder", file.nbytes)
         url, path = source.base + file.name, place / file.name
         try:
-            paths.append(fetch_file(url, path, file.sha256, progress))
+            paths.append(fetch_file(url, path, file.sha256, progress, file.nbytes))
         except TransferError:
             with suppress(OSError):
                 place.rmdir()  # when nothing has come
@@ -161,6 +162,7 @@ def fetch_file(
     path: str | os.PathLike,
     digest: str | None = None,
     progress: bool | Progress | None = None,
+    nbytes: int | None = None,
 ) -> Path:
     """Download a file over HTTP; it gets its name when it is whole and checked.
 
@@ -169,6 +171,7 @@ def fetch_file(
     Args:
         digest: SHA-256 in hexadecimal; None when it is not known.
         progress: True draws a bar; a function is called with the bytes done and in all.
+        nbytes: its length: when more than that comes, reading stops; None when it is not known.
 
     Returns:
         Path: of the file.
@@ -195,7 +198,9 @@ def fetch_file(
                 final.name,
                 final.parent,
                 downloader=pooch.HTTPDownloader(
-                    progressbar=_Bar(report), timeout=_TIMEOUT_S, hooks={"response": _stay_on_tls}
+                    progressbar=_Bar(report),
+                    timeout=_TIMEOUT_S,
+                    hooks={"response": [_stay_on_tls, partial(_stop_after, nbytes)]},
                 ),
             )
     except requests.RequestException as error:
@@ -231,6 +236,23 @@ def _stay_on_tls(reply: Any, **_: Any) -> None:
     there = urljoin(reply.url, reply.headers.get("Location", ""))
     if reply.url.startswith("https://") and not there.startswith("https://"):
         raise TransferError(f"{reply.url} cannot be had: it leads to {there}, without TLS.")
+
+
+def _stop_after(nbytes: int | None, reply: Any, **_: Any) -> None:
+    """Read no more than a file has: a server may send without end."""
+    read = reply.iter_content
+
+    def at_most(*arguments: Any, **named: Any) -> Iterator[bytes]:
+        done = 0
+        for chunk in read(*arguments, **named):
+            done += len(chunk)
+            if done > nbytes:
+                what = f"is not the file that was expected: it has more than {nbytes} bytes"
+                raise TransferError(f"{reply.url} {what}. Nothing was kept.")
+            yield chunk
+
+    if nbytes is not None:
+        reply.iter_content = at_most
 
 
 def _unpack(archive: Path, name: str) -> tuple[Path, ...]:

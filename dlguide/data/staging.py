@@ -63,7 +63,7 @@ def stage(
     must not change while it is copied. The copy gets its name when it is whole; a copy that was
     killed leaves nothing under the name, and the next one clears up. When two jobs stage to the
     same place at once the second waits for the first and finds its copy. A copy that is there and
-    whole is used as it is.
+    whole is used as it is, if no other user made it. The copy is for this user alone (mode 700).
 
     Moves once per node all bytes of the data set from the source's file system to the node.
     What is left out: files are not brought to the disk by force (`fsync`), so after a power
@@ -167,6 +167,10 @@ def _stage(
         with reporting(progress, f"staging {final.name}") as report:
             what = "there is nothing"
             if there := os.path.lexists(final):
+                owner = os.lstat(final).st_uid
+                must, then = "be of this user or root", "Its owner can change it: choose another."
+                trusted = owner in (0, os.geteuid())
+                require(trusted, "target", must, f"{final} of user {owner}", then)
                 what = _difference(files, final, quick, adding(report, total))
                 must = "hold nothing, or a whole copy of the source"
                 then = "Remove it, choose another target, or use `replace=True`."
@@ -197,7 +201,7 @@ def _copy_all(
     source: Path, target: Path, files: Sequence[Listed], done: Callable[[int], None]
 ) -> None:
     """Copy files into a new folder, comparing checksums on the way; with SHA256SUMS in the end."""
-    target.mkdir(mode=0o755)
+    target.mkdir(mode=0o700)
     for folder in sorted({os.path.dirname(file.name) for file in files}):
         (target / folder).mkdir(parents=True, exist_ok=True)
     with open(target / SUMS, "x", encoding="utf-8") as sums:

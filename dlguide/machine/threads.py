@@ -235,6 +235,34 @@ def applied(plan: ThreadPlan, rank: int = 0) -> Iterator[ThreadPlan]:
         restore(state)
 
 
+def follow_quota() -> None:
+    """Let TensorFlow here compute with as many threads as a CPU quota below the cores allows.
+
+    TensorFlow counts cores only. What the user has chosen stays: TF_NUM_INTRAOP_THREADS,
+    `tf.config.threading`, or a plan. Where TensorFlow has started already this only warns.
+    """
+    machine = describe()
+    if not machine.limited or "TF_NUM_INTRAOP_THREADS" in os.environ:
+        return
+    import tensorflow as tf
+
+    chosen, threads = tf.config.threading, plan(machine).threads
+    if chosen.get_intra_op_parallelism_threads():
+        return
+    if not _tensorflow_started():
+        chosen.set_intra_op_parallelism_threads(threads)
+        if "TF_NUM_INTEROP_THREADS" not in os.environ:
+            chosen.set_inter_op_parallelism_threads(min(threads, 2))
+        return
+    warnings.warn(
+        f"TensorFlow has started a thread for each of {machine.logical_cores} CPUs, but the CPU "
+        f"quota of this process is {machine.quota_cores:g} cores. Call this before any other use "
+        f"of TensorFlow, or start Python with TF_NUM_INTRAOP_THREADS={threads}.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
 def affinity() -> dict[int, tuple[int, ...]]:
     """Return the logical CPUs of every thread of this process, ascending, by thread id."""
     found = {}

@@ -42,7 +42,7 @@ import psutil
 import dlguide
 from dlguide import commands
 from dlguide.errors import require, require_count, require_positive
-from dlguide.files import atomic_write, cache_folder, require_writable
+from dlguide.files import atomic_write, cache_folder, own_folder, require_writable
 from dlguide.measure.timing import Timing
 
 __all__ = ["Bound", "Limit", "Limits", "load", "measure"]
@@ -469,13 +469,15 @@ def _kernels() -> tuple[str | None, str]:
     """Return the built kernels, building them if need be, or why there are none."""
     source = Path(__file__).with_suffix(".c")
     digest = hashlib.sha256(source.read_bytes() + _machine().encode()).hexdigest()[:16]
-    target = cache_folder() / f"limits-{digest}.so"
+    try:
+        target = own_folder(cache_folder() / "kernels") / f"limits-{digest}.so"
+    except OSError as error:
+        return None, f"{error.filename}: {error.strerror}"
     if _loads(target):
         return str(target), ""
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
         return None, "there is no C compiler (cc, gcc or clang) on PATH. Install one"
-    target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         built = Path(folder) / target.name
         for options in (["-march=native"], []):  # not every compiler has it

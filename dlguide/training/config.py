@@ -15,6 +15,7 @@ from dlguide.data import datasets
 from dlguide.data.datasets import Dataset
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.errors import require, require_count, require_known, require_positive
+from dlguide.machine import threads
 from dlguide.training.feed import LabelCheck
 from dlguide.training.identity import describe
 from dlguide.training.schedules import (
@@ -216,6 +217,8 @@ class TrainingJob:
             if self.loss is None and isinstance(one, Pipeline):
                 shape = one.source.label_shape
                 require(not shape, name, must, f"labels of shape {shape}", "Give a `loss`.")
+            elif self.loss is None and isinstance(one, Dataset):
+                one.require_class_numbers()
 
     def _require_classifier(self) -> None:
         """Refuse a name whose images `fit` does not have; large nets come as a function."""
@@ -226,7 +229,7 @@ class TrainingJob:
         if not isinstance(self.model, str) or isinstance(self.data, Pipeline):
             return  # a pipeline's images have their size when they have been decoded
         if isinstance(self.data, Dataset):
-            name, shape = self.data.name, self.data.train_images.shape[1:]
+            name, shape = self.data.name, self.data.train_pixels.shape[1:]
         else:
             name, shape = self.data, datasets.image_shape(self.data)
         wanted = models.sample_shape(self.model)
@@ -239,6 +242,8 @@ class TrainingJob:
     def load_data(self, ranks: int) -> Dataset | Pipeline:
         """Load the data and check that it is enough for `batch_per_rank` on every rank."""
         samples, batch = self.config.samples, self.batch_per_rank
+        if ranks == 1:  # ranks that were started here have a plan
+            threads.follow_quota()
         workers = int(self.config.virtual_workers)
         whole = datasets.load(self.data) if isinstance(self.data, str) else self.data
         there = whole.samples if isinstance(whole, Pipeline) else len(whole.train_labels)

@@ -10,7 +10,7 @@ import numpy as np
 
 from dlguide.collectives.communicator import Communicator
 from dlguide.data import datasets
-from dlguide.data.datasets import Dataset, RankShard
+from dlguide.data.datasets import Dataset, RankShard, as_float32
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.errors import DataError, require
 from dlguide.training.schedules import whole_steps
@@ -26,15 +26,15 @@ LabelCheck = Callable[[np.ndarray], np.ndarray]
 
 def iter_batches(data: Dataset, parts: list[RankShard], first: int = 0) -> Iterator[Batch]:
     """Take the samples of each step out of arrays, from a step on."""
-    images, labels = data.train_images, data.train_labels
+    images, labels = data.train_pixels, data.train_labels
     # Also when only the last step is wanted: its image goes into the moving averages.
     seen = np.concatenate([np.zeros(1, int), *(part.indices[:1] for part in parts[:first])])[-1:]
     for part in parts[first:]:
         if len(part.indices):
             seen = part.indices[:1]
-            yield images[part.indices], labels[part.indices], 1 / part.global_size
+            yield as_float32(images[part.indices]), labels[part.indices], 1 / part.global_size
         else:
-            yield images[seen], labels[seen], 0.0
+            yield as_float32(images[seen]), labels[seen], 0.0
 
 
 def class_numbers(model: keras.Model) -> tuple[LabelCheck, str]:

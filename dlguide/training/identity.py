@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.data.datasets import Dataset
+from dlguide.data.datasets import Dataset, as_float32
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.training.schedules import CollapsedDecay, EpochSchedule
 
@@ -125,8 +125,8 @@ def _settings(optimizer: keras.Optimizer) -> dict[str, Any]:
 
 def _data(data: Any) -> str:
     if isinstance(data, Dataset):
-        images, labels = data.train_images, np.ascontiguousarray(data.train_labels)
-        ends = np.ascontiguousarray(images[[0, -1]])
+        images, labels = data.train_pixels, np.ascontiguousarray(data.train_labels)
+        ends = np.ascontiguousarray(as_float32(images[[0, -1]]))
         crc = zlib.crc32(ends.tobytes(), zlib.crc32(labels.tobytes()))
         return f"{'x'.join(map(str, images.shape))} {crc:08x}"
     return str(describe(data))

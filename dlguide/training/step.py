@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide.collectives.communicator import Communicator
+from dlguide.data.datasets import as_float32
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.errors import require, require_count
 from dlguide.training.divergence import propagate_nan
@@ -222,14 +223,26 @@ def evaluator(
             return means(parts, data.samples)
 
         return of_pipeline
-    images, labels = data.test_images, data.test_labels
+    if label_spec is None:
+        data.require_class_numbers()
+    images, labels = data.test_pixels, data.test_labels
+    _require_images_fit(model, images.shape[1:], "test_images")
     starts = range(0, len(labels), EVALUATION_BLOCK)[comm.rank :: comm.size]
 
     def of_arrays() -> dict[str, float]:
         blocks = (slice(start, start + EVALUATION_BLOCK) for start in starts)
-        return means((sums(images[block], labels[block]) for block in blocks), len(labels))
+        parts = (sums(as_float32(images[block]), labels[block]) for block in blocks)
+        return means(parts, len(labels))
 
     return of_arrays
+
+
+def _require_images_fit(model: keras.Model, shape: tuple[int, ...], name: str) -> None:
+    wanted = tuple(model.inputs[0].shape[1:])
+    fits = len(shape) == len(wanted)
+    fits = fits and all(w in (None, s) for w, s in zip(wanted, shape, strict=True))
+    then = "A channel that is missing: `images[..., None]`."
+    require(fits, name, f"hold images of {wanted}, which the model takes", shape, then)
 
 
 def traced(function: Any) -> Callable[..., Any]:

@@ -266,7 +266,7 @@ class RankTeams:
         count -= count % self.task.global_batch
         must = f"be at most the {len(data.train_labels)} of {data.name}"
         require(count > 0, "global_batch", must, self.task.global_batch)
-        np.save(self.folder / "images.npy", data.train_images[:count])
+        np.save(self.folder / "images.npy", data.train_pixels[:count])
         np.save(self.folder / "labels.npy", data.train_labels[:count])
 
     def start_all(self, limit_s: float, on_started: Callable[[int, int], None]) -> None:

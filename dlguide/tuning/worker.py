@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from dlguide import measure
+from dlguide.data import datasets
 from dlguide.machine import threads
 from dlguide.tuning.ranks import TuningTask
 
@@ -32,7 +33,6 @@ class _Trainer:
         import tensorflow as tf
 
         from dlguide import models
-        from dlguide.data import datasets
         from dlguide.training.config import make_optimizer
         from dlguide.training.devices import connect
         from dlguide.training.step import train_step
@@ -67,7 +67,8 @@ class _Trainer:
         begin = perf_counter()
         for _ in range(steps):
             indices = self.parts[self.taken % len(self.parts)]
-            float(self.step(self.images[indices], self.labels[indices], self.scale)[0])
+            images = datasets.as_float32(self.images[indices])
+            float(self.step(images, self.labels[indices], self.scale)[0])
             self.taken += 1
         return perf_counter() - begin
 

@@ -33,12 +33,14 @@ from dlguide.cluster import processes
 from dlguide.cluster.environment import MODULE, Allocation, find_mpiexec
 from dlguide.doctor.result import CheckResult
 from dlguide.errors import (
+    LockHeldError,
     MissingComponentError,
     require,
     require_count,
     require_not_negative,
     require_positive,
 )
+from dlguide.files import cache_folder, file_lock, own_folder
 from dlguide.machine import describe
 
 PROGRAMS = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "tc": "iproute2"}
@@ -337,13 +339,13 @@ class Box:
         return ", ".join([f"{len(self.names)} hosts in a box: {' and '.join(rates)}", *more])
 
 
-def _only_box() -> socket.socket:
-    """Take the name that one box of this user has: it is free when its program has ended."""
-    one = socket.socket(socket.AF_UNIX)
+def _only_box() -> contextlib.ExitStack:
+    """Take the lock that one box of this user has: it is free when its program has ended."""
+    one = contextlib.ExitStack()
+    place = own_folder(cache_folder() / "locks") / f"box-{socket.gethostname()}.lock"
     try:
-        one.bind(f"\0dlguide-box-{os.getuid()}")
-    except OSError:
-        one.close()
+        one.enter_context(file_lock(place, wait=False))
+    except LockHeldError:
         owners = {
             each.owner.partition(":")[0]
             for each in processes.living()

@@ -26,10 +26,18 @@ from time import monotonic
 from typing import Any
 from unittest.mock import patch
 
-from dlguide.errors import require
+from dlguide.errors import MissingComponentError, require
 
 START_S = 120.0  # to import TensorFlow on a busy machine
 _OPEN: set[Lab] = set()
+_NETWORK = "/proc/self/ns/net"
+OPEN_SERVERS = (
+    "TensorFlow's servers do not ask who connects: while they run, every other user of this "
+    "machine, and of its network, can read and write your files through them. They need a network "
+    "of their own, and this process may not make one (`unshare -rn true` shows why), or Python's "
+    "fork server was running before: then restart the kernel. Only where no other user is, such "
+    "as on your own laptop without a network, write `allow_open_servers=True`."
+)
 _LOADED = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -86,14 +94,23 @@ class Lab:
     """Starts new processes in which TensorFlow is loaded, but has not started.
 
     One process, Python's fork server, imports TensorFlow, once, in some seconds; each worker is a
-    fork of it. Nothing outlives the process that made the lab, not even after a SIGKILL. While
-    workers of a trial run, TensorFlow's servers answer on all network interfaces, unencrypted.
+    fork of it. Nothing outlives the process that made the lab, not even after a SIGKILL.
     A script must guard its main program by its `__name__`, as with `multiprocessing`.
+
+    TensorFlow's servers answer on all network interfaces, without encryption and without asking
+    who it is. So the workers have their own network, of loopback only, where no other user is.
+
+    Args:
+        allow_open_servers: whether the workers may use the machine's network where the system
+            allows no other one.
+
+    Raises:
+        MissingComponentError: if the workers cannot have their own network.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allow_open_servers: bool = False) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["keras", "tensorflow"])
+        self._context.set_forkserver_preload(["dlcourse.closed_network", "keras", "tensorflow"])
         with patch.dict(os.environ, _LOADED), _silent():
             forkserver.ensure_running()
         _OPEN.add(self)
@@ -101,6 +118,9 @@ class Lab:
         if loaded.verdict != "answered":
             self.close()
             raise RuntimeError(f"TensorFlow could not be loaded.\n{loaded.words}")
+        if loaded.answer == os.readlink(_NETWORK) and not allow_open_servers:
+            self.close()
+            raise MissingComponentError(OPEN_SERVERS)
 
     def close(self) -> None:
         """End the process that has loaded TensorFlow."""
@@ -219,9 +239,12 @@ def _silent() -> Iterator[None]:
         os.close(kept)
 
 
-def _load() -> None:
+def _load() -> str:
+    """Load TensorFlow where that has not been done; return in which network this process is."""
     import keras  # noqa: F401
     import tensorflow  # noqa: F401
+
+    return os.readlink(_NETWORK)
 
 
 def _work(payload: bytes, folder: Path, environment: dict[str, str]) -> None:
@@ -232,6 +255,7 @@ def _work(payload: bytes, folder: Path, environment: dict[str, str]) -> None:
     os.dup2(said, 1)
     os.dup2(said, 2)
     os.environ.update(environment)
+    tempfile.tempdir = str(folder)  # TensorFlow makes a file for each function that it traces
 
     def end_with_the_parent() -> None:
         multiprocessing.parent_process().join()

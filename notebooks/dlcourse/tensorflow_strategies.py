@@ -290,17 +290,20 @@ class ServersRun:
 
 
 def train_on_servers(
-    workers: int, servers: int, steps: int, timeout_s: float = 120.0
+    workers: int,
+    servers: int,
+    steps: int,
+    timeout_s: float = 120.0,
+    allow_open_servers: bool = False,
 ) -> ServersRun:
     """Train a small net on MNIST with `ParameterServerStrategy`, `steps` over all workers.
 
-    Updates are asynchronous: each is applied when it comes. The servers answer on all network
-    interfaces of the machine, without encryption, while the call lasts.
+    Updates are asynchronous: each is applied when it comes. `allow_open_servers` as in `Lab`.
     """
     roles = ["chief", *["worker"] * workers, *["ps"] * servers]
     threads = dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "0")
     how = {"limit_s": timeout_s, "leader": 0, "environment": threads}
-    with Lab() as lab:
+    with Lab(allow_open_servers) as lab:
         outcome = lab.try_out(_take_part, roles, steps, workers=len(roles), **how)
     for role, each in zip(roles, outcome.endings, strict=True):
         if each.verdict in ("refused", "died"):

@@ -5,10 +5,21 @@ Tests dlcourse.tensorflow_strategies.
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import cloudpickle
 import psutil
 import pytest
 
-from dlcourse import tensorflow_strategies
+from dlcourse import execution, tensorflow_lab, tensorflow_strategies
+
+needs_network = pytest.mark.skipif(
+    not execution.network_cutter(), reason="this system allows no network namespace"
+)
 
 
 def left():
@@ -33,3 +44,62 @@ def test_what_a_failed_process_said_is_quoted(monkeypatch, tmp_path):
     with pytest.raises(RuntimeError, match=r"chief refused\.[^!]*gone does not exist"):
         tensorflow_strategies.train_on_servers(workers=1, servers=1, steps=2)
     assert not left()
+
+
+def serve(path):
+    """Be TensorFlow's server until a file is there; it would read and write any file."""
+    import tensorflow as tf
+
+    (port,) = tensorflow_lab.free_ports(1)
+    spec = tf.train.ClusterSpec({"worker": [f"127.0.0.1:{port}"]})
+    server = tf.distribute.Server(spec, "worker", 0)
+    with socket.create_connection(("127.0.0.1", port)):
+        path.write_text(str(port))
+    while path.exists():
+        time.sleep(0.05)
+    return server.target
+
+
+@needs_network
+def test_nobody_on_this_machine_reaches_a_server(tmp_path):
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    path = tmp_path / "port"
+    from concurrent.futures import ThreadPoolExecutor
+
+    with tensorflow_lab.Lab() as lab, ThreadPoolExecutor(1) as background:
+        serving = background.submit(lab.try_out, serve, path)
+        while not serving.done() and not (path.exists() and path.read_text()):
+            time.sleep(0.05)
+        try:
+            listening = [c for c in psutil.net_connections() if c.status == psutil.CONN_LISTEN]
+            assert int(path.read_text()) not in [each.laddr.port for each in listening]
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", int(path.read_text())))
+        finally:
+            path.unlink()
+        assert serving.result().results()[0].startswith("grpc://")
+
+
+OPEN = """
+from multiprocessing import forkserver
+from dlcourse.tensorflow_lab import Lab
+if __name__ == "__main__":
+    forkserver.ensure_running()  # so that the lab's workers cannot have their own network
+    try:
+        Lab()
+    except Exception as error:
+        print(type(error).__name__, error)
+    with Lab(allow_open_servers=True) as lab:
+        print(lab.try_out(abs, -3).results())
+"""
+
+
+def test_open_servers_are_refused_with_the_danger_unless_they_are_asked_for(tmp_path):
+    (tmp_path / "program.py").write_text(OPEN)
+    command, env = [sys.executable, tmp_path / "program.py"], {**os.environ, "PYTHONWARNINGS": ""}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
+    refused, answered = done.stdout.splitlines()
+    assert refused.startswith("MissingComponentError TensorFlow's servers do not ask")
+    assert "can read and write your files" in refused
+    assert "`allow_open_servers=True`" in refused
+    assert answered == "(3,)"

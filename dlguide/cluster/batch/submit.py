@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dlguide import commands as programs
@@ -18,6 +18,7 @@ from dlguide.cluster.batch.render import script
 from dlguide.errors import MissingComponentError, require, require_count, require_positive
 
 ANSWER_S = 60.0
+CLIENT = ("SLURM_CLUSTERS", "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")  # by which it is found
 JOB_ID = "0"
 # Bash becomes the script, so that the signal reaches it as Slurm's would.
 _WARNED = '(sleep "$0" && kill -USR1 $$) & exec bash "$1"'
@@ -96,8 +97,8 @@ def _ask(words: list[str]) -> str:
         )
     try:
         done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S,
-            check=False,
+            words, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=ANSWER_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(
@@ -109,6 +110,12 @@ def _ask(words: list[str]) -> str:
         raise RuntimeError(f"{program} refuses the job: {why}")
     # the answer to --test-only comes on the standard error
     return done.stdout or done.stderr
+
+
+def _environment() -> dict[str, str]:
+    """Return what a job may inherit: not the job, binding and ranks of the session around us."""
+    kept = programs.without_mpi()
+    return {name: kept[name] for name in kept if not name.startswith("SLURM_") or name in CLIENT}
 
 
 @dataclass(frozen=True)
@@ -158,9 +165,8 @@ def dry_run(
     runs: list[DryRun] = []
     with tempfile.TemporaryDirectory(prefix="dlguide-dry-run-") as made:
         place = Path(made)
-        lines = script(job, profile).splitlines(keepends=True)
         path = place / "job.sh"
-        path.write_text("".join(each for each in lines if not each.startswith("module load ")))
+        path.write_text(script(job, replace(profile, modules=())))
         asked = place / "requeued"
         stands_in = place / "scontrol"
         stands_in.write_text(f'#!/bin/bash\ntouch "{asked}"\n')
