@@ -1,7 +1,7 @@
 """Compare the step of 2 ranks with its prediction, and with processes that exchange nothing.
 
     python benchmarks/step_prediction.py
-    python benchmarks/step_prediction.py --nets mnist_cnn=100 --steps 20 --rounds 5
+    python benchmarks/step_prediction.py --nets mnist_cnn=100 --steps 21
 
 `dlcourse.bench.scaling` measures all parts in turns. A step is predicted from the parts of both
 ranks (the slower one's computing, and the exchange), and from the computing of one rank alone and
@@ -26,24 +26,22 @@ def main() -> None:
     """Print a line for each net, then the errors."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--nets", nargs="+", default=NETS, metavar="NAME=BATCH")
-    options.add_argument("--steps", type=int, default=100, help="measured steps of each part")
-    options.add_argument("--rounds", type=int, default=20, help="turns that they are divided into")
+    options.add_argument("--steps", type=int, default=99, help="measured steps of each part")
     chosen = options.parse_args()
     errors: dict[str, list[float]] = {"the parts of both ranks": [], "one rank alone": []}
     rounds = []
     for each in chosen.nets:
         net, batch = each.split("=")
-        settings = {"steps": chosen.steps, "rounds": chosen.rounds}
-        row = scaling.measure((2,), net=net, batch_per_rank=int(batch), **settings).rows[0]
-        ways = (row.predicted_s, row.alone_s + row.predicted.exposed_s)
+        _, (row,) = scaling.measure((2,), net, int(batch), steps=chosen.steps)
+        ways = (row.predicted.seconds, row.alone.median + row.predicted.exposed_s)
         ratios = [seconds / row.step.median for seconds in ways]
         for name, ratio in zip(errors, ratios, strict=True):
             errors[name].append(abs(ratio - 1))
         said = " and ".join(f"{ratio:.3f}" for ratio in ratios)
         print(f"{each}: a step {row.step}; predicted / measured {said}", flush=True)
         step_s, alone_s = (
-            np.median(np.reshape(timing.seconds, (chosen.rounds, -1)), axis=1)
-            for timing in (row.step, row.independent)
+            np.median(np.reshape(timing.seconds, (-1, 3)), axis=1)  # round by round
+            for timing in (row.step, row.together)
         )
         rounds.append(step_s)
         if each in EFFICIENT or len(chosen.nets) == 1:

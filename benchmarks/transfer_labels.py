@@ -46,7 +46,7 @@ def runs_of(folder: str, seed: int, labelled: int) -> list[dict]:
                 "seed": seed, "labelled": labelled, "pictures": one.tuning.epochs * labelled,
                 "pretraining_pictures": before, "start": start, "head_times": head,
                 "auroc": round(one.mean.value, 4),
-                "auroc_choice": round(one.judged["external"].mean.value, 4),
+                "auroc_choice": round(one.judged["external"].areas[-1].value, 4),
             })  # fmt: skip
             print(rows[-1], flush=True)
     return rows

@@ -120,7 +120,7 @@ TINY = {
     "fit_against_hand_written": "--batch 20 --steps 12 --turns 1",
     "pipeline_feeds_mnist": "--batch 20 --steps 12 --epochs 2",
     "two_ranks_against_one": "--samples 1200 --turns 1",
-    "step_prediction": "--nets mlp=20 --steps 6 --rounds 3",
+    "step_prediction": "--nets mlp=20 --steps 6",
     "horovod_against_ddp": "--samples 1200 --turns 1",
     "kmeans": "--turns 1 --clusters 4",
     "pipeline_bubble": "--microbatches 4 --samples 8 --width 64 --repeats 2",

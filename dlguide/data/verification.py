@@ -30,7 +30,7 @@ from dlguide.files import sha256
 __all__ = ["verify"]
 
 SUMS = "SHA256SUMS"
-# Data sets as they are published: modules of other distributions with MARKS, parts(folder),
+# Data sets as they are published: objects of other distributions with MARKS, parts(folder),
 # read(folder, **part) and unchecked(folder).
 READERS = {point.name: point for point in entry_points(group="dlguide.readers")}
 _LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](?:\./)?(.+)")
@@ -47,9 +47,9 @@ def verify(
 
     A folder of `formats.create` is compared with its manifest; one with SHA256SUMS, and the
     originals of MNIST, Fashion-MNIST and CIFAR-10, against their checksums. With the course
-    installed also data sets as they are published: ImageNet's shards by the checksum of each
-    record, its folders, ChestX-ray14 and KITTI tracking by decoding every image and comparing
-    tables and lists. The report names what cannot be seen that way.
+    installed also data sets as they are published: ImageNet's folders, ChestX-ray14 and KITTI
+    tracking by decoding every image and comparing tables and lists. The report names what cannot
+    be seen that way.
 
     Args:
         folder: of the data set.

@@ -383,14 +383,11 @@ def read(folder: str | os.PathLike) -> tuple[Evidence, ...]:
 def _require_whole(everyone: Sequence[Evidence]) -> list[Evidence]:
     """Return the evidence of each rank of one training, in rank order, or refuse it."""
     ordered = sorted(everyone, key=lambda one: one.rank)
-    require(bool(ordered), "everyone", "hold the evidence of every rank", ())
-    found, ranks = [one.rank for one in ordered], sorted({one.ranks for one in ordered})
+    found, ranks = [one.rank for one in ordered], {one.ranks for one in ordered}
+    must = "hold each rank of one training once"
+    then = "Record on every rank, with its own rank and the same number of ranks."
     require(
-        len(ranks) == 1 and found == list(range(ranks[0])),
-        "everyone",
-        f"hold each of the {' or '.join(map(str, ranks))} ranks of one training once",
-        found,
-        "Record on every rank, with its own rank and the same number of ranks.",
+        ranks == {len(found)} and found == list(range(len(found))), "everyone", must, found, then
     )
     return ordered
 
@@ -522,19 +519,17 @@ def rate(everyone: Ranks) -> Iterator[Finding]:
     if base is None or value is None:
         return
     meant = scaled(base, ranks, 1, rule)
-    if _close(value, meant):
+    cases = (
+        (meant, ""),
+        (base * ranks, f"the rate of {one.optimizer} is multiplied by the number of ranks, which "
+         "is the rule of SGD."),
+        (meant * meant / base, "the learning rate is scaled twice."),
+        (base, "the learning rate is not scaled with the ranks."),
+        (value, "the learning rate is not the one that its rule gives."),
+    )  # fmt: skip
+    what = next(text for expected, text in cases if abs(value - expected) <= CLOSE * expected)
+    if not what:
         return
-    if rule == "sqrt" and _close(value, base * ranks):
-        what = (
-            f"the rate of {one.optimizer} is multiplied by the number of ranks, which is the rule "
-            "of SGD."
-        )
-    elif _close(value, meant * meant / base):
-        what = "the learning rate is scaled twice."
-    elif _close(value, base):
-        what = "the learning rate is not scaled with the ranks."
-    else:
-        what = "the learning rate is not the one that its rule gives."
     yield Finding(
         "learning rate",
         _all(everyone),
@@ -551,22 +546,19 @@ def seeds(everyone: Ranks) -> Iterator[Finding]:
         return
     for name in dict.fromkeys(seed.name for one in everyone for seed in one.seeds):
         known = [(one.rank, seed) for one in everyone for seed in one.seeds if seed.name == name]
-        differs = any(seed.differs for _rank, seed in known)
         values: Groups = {}
         for rank, seed in known:
             values[seed.value] = (*values.get(seed.value, ()), rank)
-        equal = [ranks for ranks in values.values() if len(ranks) > 1]
-        if differs and equal:
+        if any(seed.differs for _rank, seed in known):
+            on = [ranks for ranks in values.values() if len(ranks) > 1]
             what = f"the seed of {name} is equal on ranks where it should differ."
             fix = "add the rank to the seed, so that each rank draws its own numbers."
-            on = equal
-        elif not differs and len(values) > 1:
+        else:
+            on = [*values.values()] if len(values) > 1 else []
             what = f"the seed of {name} differs between ranks where it should agree."
             fix = "use one seed on all ranks, and cut into shards after that."
-            on = values.values()
-        else:
-            continue
-        yield Finding("seeds", _joined(on), what, f"seeds: {_in_words(values)}.", fix)
+        if on:
+            yield Finding("seeds", _joined(on), what, f"seeds: {_in_words(values)}.", fix)
 
 
 def metrics(everyone: Ranks) -> Iterator[Finding]:
@@ -772,10 +764,6 @@ def _all(everyone: Ranks) -> tuple[int, ...]:
 
 def _in_words(found: Groups, cut: int | None = None) -> str:
     return "; ".join(f"{ranks_in_words(ranks)}: {str(key)[:cut]}" for key, ranks in found.items())
-
-
-def _close(left: float, right: float) -> bool:
-    return abs(left - right) <= CLOSE * abs(right)
 
 
 # What is looked at -> the evidence that it needs, and the check.

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,15 +64,12 @@ class Timeline:
         started_unix_s: clock at the start; None if the file does not contain it (s).
         events: activities in the order of their ends.
         cycles_s: begin of each of Horovod's cycles; empty unless they were marked (s).
-        whole: whether the file is complete; False after a kill.
     """
 
-    path: str
     started_unix_s: float | None
     events: tuple[TensorActivity, ...]
     messages: tuple[FusedMessage, ...]
     cycles_s: tuple[float, ...]
-    whole: bool
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -87,16 +86,6 @@ class Timeline:
     def messages_per_round(self) -> float:
         """Messages per round; 0.0 without messages."""
         return len(self.messages) / self.rounds if self.rounds else 0.0
-
-    def seconds(self) -> dict[str, float]:
-        """Return for each phase the time in which at least one tensor was in it (s).
-
-        Eight tensors in one buffer are copied once. Phases of different tensors may overlap.
-        """
-        return {
-            phase: total_s((e.start_s, e.end_s) for e in self.events if e.phase == phase)
-            for phase in PHASES
-        }
 
     def matching(self, text: str) -> Timeline:
         """Keep the tensors whose names contain a text; messages with one of them are kept whole.
@@ -137,19 +126,12 @@ class Timeline:
                     break
         return parts
 
-    def __str__(self) -> str:
-        cut = "" if self.whole else ", cut off before its end"
-        return (
-            f"{self.path}: {len(self.tensors)} tensors in {len(self.messages)} messages, "
-            f"{len(self.cycles_s)} marked cycles{cut}"
-        )
-
 
 def read(path: str | os.PathLike) -> Timeline:
     """Read a timeline of Horovod, written by rank 0.
 
-    An incomplete file, as after a kill, is read up to its last complete record, and `whole` is
-    False. Activities without an end are left out.
+    An incomplete file, as after a kill, is read up to its last complete record. Activities without
+    an end are left out.
 
     Source:
         Horovod 0.28.1, horovod/common/timeline.cc.
@@ -157,33 +139,26 @@ def read(path: str | os.PathLike) -> Timeline:
     path = Path(path)
     then = "Record one with `FitConfig(timeline=...)` on ranks; rank 0 writes it."
     require(path.is_file(), "path", "be a file that exists", str(path), then)
-    records, whole = _parsed(path.read_bytes().decode(errors="replace"), str(path))
+    records = _parsed(path.read_bytes().decode(errors="replace"), str(path))
     head = [one["args"] for one in records if one["ph"] == "M" and "args" in one]
     key = "start_time_since_epoch_in_micros"
     started = next((1e-6 * args[key] for args in head if key in args), None)
     cycles = tuple(1e-6 * one["ts"] for one in records if one["ph"] == "i")
-    return Timeline(str(path), started, *_paired(records), cycles, whole)
+    return Timeline(started, *_paired(records), cycles)
 
 
-def _parsed(text: str, path: str) -> tuple[list[dict[str, Any]], bool]:
-    """Return the complete records of a file and whether the file is complete."""
+def _parsed(text: str, path: str) -> list[dict[str, Any]]:
+    """Return the complete records of a file."""
+    decoder, between = json.JSONDecoder(), re.compile(r"[\s,\[]*")
+    records, place = [], 0
+    with suppress(json.JSONDecodeError):
+        while True:
+            record, place = decoder.raw_decode(text, between.match(text, place).end())
+            records.append(record)
+    fits = bool(records) and all(isinstance(one, dict) and "ph" in one for one in records)
     then = "Horovod writes it on rank 0, and closes it when the recording ends."
-    require(text.lstrip().startswith("["), "path", "be a Horovod timeline", path, then)
-    decoder = json.JSONDecoder()
-    rest, place, records = text.rstrip(), text.index("[") + 1, []
-    while True:
-        while place < len(rest) and rest[place] in ", \n\r\t":
-            place += 1
-        try:
-            record, place = decoder.raw_decode(rest, place)
-        except json.JSONDecodeError:
-            break
-        known = isinstance(record, dict) and isinstance(record.get("ph"), str)
-        timed = known and (record["ph"] == "M" or isinstance(record.get("ts"), int | float))
-        require(timed, "path", f"be a Horovod timeline, without {record!r:.60}", path, then)
-        records.append(record)
-    require(bool(records), "path", "hold at least one whole record", path, then)
-    return records, rest[place:] == "]"
+    require(fits, "path", "be a Horovod timeline", path, then)
+    return records
 
 
 def _paired(
@@ -219,7 +194,7 @@ def _paired(
                 agreed[pid] = seconds
             elif stack:
                 operation = stack[0][0].lower()
-                events.append(TensorActivity(tensor, operation, phase_of(name), start, seconds))
+                events.append(TensorActivity(tensor, operation, _phase(name), start, seconds))
             else:
                 grows = False
                 parts[number].append((start, seconds, name.lower(), tensor))
@@ -230,7 +205,7 @@ def _paired(
     return tuple(events), tuple(messages)
 
 
-def phase_of(activity: str) -> str:
+def _phase(activity: str) -> str:
     """Return the phase of an activity of Horovod, such as MEMCPY_IN_FUSION_BUFFER."""
     return next((phase for start, phase in _BEGINS.items() if activity.startswith(start)), OTHER)
 

@@ -8,23 +8,20 @@ and Reference, Thread Affinity Interface.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dlguide.errors import require, require_count, require_known
+from dlguide.errors import require, require_known
 from dlguide.machine.threads import ThreadPlan, plan
 from dlguide.machine.topology import Core, Machine, format_cpus
 
 SERVERS = "MLSL_SERVER_AFFINITY"
-KMP_TYPES = ("compact", "explicit", "none", "scatter")
 # what a thread may move within: CPUs with an equal key
 _GRANULARITIES: dict[str, Callable[[Core], Any]] = {
-    **dict.fromkeys(("fine", "thread"), lambda core: core.cpu),
+    "fine": lambda core: core.cpu,
     "core": lambda core: (core.socket, core.core),
-    "socket": lambda core: core.socket,
 }
 
 Placement = tuple[tuple[int, ...], ...]  # the logical CPUs of each thread of a process
@@ -32,50 +29,23 @@ Placement = tuple[tuple[int, ...], ...]  # the logical CPUs of each thread of a 
 
 @dataclass(frozen=True)
 class KmpAffinity:
-    """A parsed value of KMP_AFFINITY."""
+    """A parsed value of KMP_AFFINITY, "compact" or "scatter"."""
 
     kind: str
-    granularity: str = "core"
-    permute: int = 0
-    offset: int = 0
-    proclist: Placement = ()
+    granularity: str
+    permute: int
+    offset: int
 
 
 def parse_kmp(text: str) -> KmpAffinity:
-    """Parse `[granularity=...,][proclist=[...],]type[,permute][,offset]`."""
-    name, kind, granularity, proclist, numbers = "KMP_AFFINITY", "", "core", (), []
-    for word in re.findall(r"(?:[^,\[]|\[[^]]*\]?)+", text):
-        key, equals, rest = word.strip().lower().partition("=")
-        if key.isdigit() and kind:
-            numbers.append(int(key))
-        elif key == "granularity" and equals:
-            granularity = require_known(rest, _GRANULARITIES, f"{name}, granularity")
-        elif key == "proclist" and equals:
-            proclist = parse_cpu_lists(rest.strip("[]"), name)
-        else:
-            require(not kind, name, f"have one type, and {kind} is one", key, "Leave one out.")
-            kind = require_known(key, KMP_TYPES, name)
-    require(kind, name, "have a type", text)
-    both = (kind == "explicit") == bool(proclist)
-    require(both, name, "have the type explicit with a proclist=[...], and only then", text)
-    permute, offset = [*numbers, 0, 0][:2]
-    return KmpAffinity(kind, granularity, permute, offset, proclist)
-
-
-def parse_cpu_lists(text: str, name: str) -> Placement:
-    """Parse a list of logical CPUs: `3`, spans `0-5`, sets for one thread `{4,5}`."""
-    found: list[tuple[int, ...]] = []
-    for piece in re.findall(r"\{[^}]*\}?|[^,{]+", text):
-        if piece.startswith("{"):
-            inside = parse_cpu_lists(piece.strip("{}"), name)
-            found.append(tuple(cpu for cpus in inside for cpu in cpus))
-            continue
-        entry = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", piece)
-        require(entry, name, "have CPUs such as 3, 0-5 or {4,5}", piece)
-        low, high = int(entry[1]), int(entry[2] or entry[1])
-        require(low <= high, name, "have spans that go upwards", piece)
-        found += [(cpu,) for cpu in range(low, high + 1)]
-    return tuple(found)
+    """Parse `[granularity=fine|core,]compact|scatter[,permute][,offset]`."""
+    words, granularity = text.split(","), "core"
+    if words[0].startswith("granularity="):
+        given = words.pop(0).partition("=")[2]
+        granularity = require_known(given, _GRANULARITIES, "KMP_AFFINITY, granularity")
+    kind = require_known(words[0] if words else "", ("compact", "scatter"), "KMP_AFFINITY")
+    permute, offset = [*map(int, words[1:]), 0, 0][:2]
+    return KmpAffinity(kind, granularity, permute, offset)
 
 
 def place_kmp(affinity: KmpAffinity, cores: Sequence[Core], threads: int) -> Placement:
@@ -90,16 +60,8 @@ def place_kmp(affinity: KmpAffinity, cores: Sequence[Core], threads: int) -> Pla
     The runtime of 2019 left out the level of hardware threads if each core has one, so that
     `compact,1,0` then counts sockets fastest; later ones keep it.
     """
-    everywhere = tuple(sorted(core.cpu for core in cores))
-    if affinity.kind == "none":
-        return (everywhere,) * threads
     groups = _grouped(cores, _GRANULARITIES[affinity.granularity])
     unit = {cpu: cpus for cpus in groups.values() for cpu in cpus}
-    if affinity.kind == "explicit":
-        lists = [
-            tuple(sorted({c for cpu in cpus for c in unit[cpu]})) for cpus in affinity.proclist
-        ]
-        return tuple(lists[number % len(lists)] for number in range(threads))
     address = {
         cpu: (socket, core, thread)
         for socket, members in enumerate(_grouped(cores, lambda core: core.socket).values())
@@ -117,7 +79,7 @@ def place_kmp(affinity: KmpAffinity, cores: Sequence[Core], threads: int) -> Pla
         levels = address[cpu][:depth]
         return (*levels[::-1][:permute], *levels[: depth - permute])
 
-    ordered = sorted(everywhere, key=key)
+    ordered = sorted(sorted(address), key=key)
     return tuple(unit[ordered[(affinity.offset + i) % len(ordered)]] for i in range(threads))
 
 
@@ -158,22 +120,18 @@ def explain(affinity: str, machine: Machine, **settings: Any) -> RecipeExplanati
 
     Threads are placed as by Intel's OpenMP of 2019, see `place_kmp`. Each process first gets its
     share of the node, as from a launcher: neighbouring cores, inside a NUMA node if possible. Its
-    OpenMP threads stay inside that share, unless the CPUs are listed one by one. The servers of
-    MLSL go to the listed CPUs, an equal number for each process in turn; there are as many
-    processes as the list has CPUs for.
+    OpenMP threads stay inside that share. The servers of MLSL go to the listed CPUs, an equal
+    number for each process in turn; there are as many processes as the list has CPUs for.
 
     Args:
         settings: OMP_NUM_THREADS, MLSL_NUM_SERVERS and MLSL_SERVER_AFFINITY.
     """
-    for name in settings:
-        require_known(name, ("OMP_NUM_THREADS", "MLSL_NUM_SERVERS", SERVERS), "settings")
     kmp = parse_kmp(affinity)
-    entries = parse_cpu_lists(settings.get(SERVERS, ""), SERVERS)
-    listed = tuple(cpu for cpus in entries for cpu in cpus)
+    listed = tuple(int(cpu) for cpu in settings.get(SERVERS, "").split(",") if cpu)
     there = {core.cpu for core in machine.cores}
     must = f"name CPUs of the machine, which has {format_cpus(there)}"
     require({*listed} <= there, SERVERS, must, listed, "Look at the numbering with `lscpu -e`.")
-    servers = require_count(settings.get("MLSL_NUM_SERVERS", 0), "MLSL_NUM_SERVERS", least=0)
+    servers = settings.get("MLSL_NUM_SERVERS", 0)
     count = max(1, len(listed) // servers) if listed and servers else 1
     each = servers or len(listed)
     must = f"have {count * each} CPUs: {each} for each of {count} processes on the node"
@@ -182,10 +140,9 @@ def explain(affinity: str, machine: Machine, **settings: Any) -> RecipeExplanati
     placed = []
     for number, share in enumerate(plan(machine, count, oversubscribe=True).cpus):
         cores = [core for core in machine.cores if core.cpu in share]
-        threads = require_count(settings.get("OMP_NUM_THREADS", len(cores)), "OMP_NUM_THREADS")
-        within = machine.cores if kmp.kind == "explicit" else cores  # also outside of the share
+        threads = settings.get("OMP_NUM_THREADS", len(cores))
         own = listed[number * each : (number + 1) * each]
-        placed.append(ProcessPlacement(tuple(share), place_kmp(kmp, within, threads), own))
+        placed.append(ProcessPlacement(tuple(share), place_kmp(kmp, cores, threads), own))
     findings = [
         *_thread_findings(machine, placed),
         *_server_findings(machine, [process.communicates for process in placed]),

@@ -16,7 +16,6 @@ at the end of each round.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 import time
@@ -30,7 +29,7 @@ import numpy as np
 
 from dlguide.cluster import Cluster, RankError
 from dlguide.cluster.tasks import TaskResult, checked_ranks, do, payload
-from dlguide.errors import require, require_count
+from dlguide.errors import require
 
 
 @dataclass(frozen=True)
@@ -39,9 +38,6 @@ class Uniform:
 
     low: float
     high: float
-
-    def __post_init__(self) -> None:
-        require(self.low < self.high, "high", f"be above `low`, {self.low}", self.high)
 
     def at(self, place: float) -> float:
         """Return low + place (high - low)."""
@@ -55,10 +51,6 @@ class Uniform:
 @dataclass(frozen=True)
 class LogUniform(Uniform):
     """Positive numbers whose logarithm is uniform, such as learning rates."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.low > 0, "low", "be above 0 on a logarithmic scale", self.low)
 
     def at(self, place: float) -> float:
         """Return low (high / low) ** place."""
@@ -90,11 +82,6 @@ class Choice:
     """One of several equally likely values without order, such as names."""
 
     values: tuple[Any, ...]
-
-    def __post_init__(self) -> None:
-        listed = isinstance(self.values, Sequence) and not isinstance(self.values, str)
-        require(listed and len(self.values) > 0, "values", "hold at least one value", self.values)
-        object.__setattr__(self, "values", tuple(self.values))
 
     def at(self, place: float) -> Any:
         """Return the value at a place; each value has an equal part of [0, 1]."""
@@ -263,28 +250,16 @@ class Halving:
     factor: int = 3
     rungs: int | None = None
 
-    def __post_init__(self) -> None:
-        require_count(self.factor, "factor", least=2)
-        needed = self.factor ** ((self.rungs or 1) - 1)
-        must = f"be at least {needed}, to leave one after {self.rungs} rungs"
-        then = f"Or take at most {self._most()} rungs."
-        require(self.trials >= needed, "trials", must, self.trials, then)
-
-    def _most(self) -> int:
-        rungs = 1
-        while self.trials >= self.factor**rungs:
-            rungs += 1
-        return rungs
-
     def plan(self) -> tuple[Rung, ...]:
         """Return the rungs; their costs add up to the budget.
 
         >>> [(rung.trials, rung.epochs) for rung in Halving(27, 1, 3).plan()]
         [(27, 1), (9, 3), (3, 9), (1, 27)]
         """
+        most = next(k for k in itertools.count(1) if self.factor**k > self.trials)
         return tuple(
             Rung(self.trials // self.factor**rung, self.epochs * self.factor**rung)
-            for rung in range(self.rungs or self._most())
+            for rung in range(self.rungs or most)
         )
 
     def rounds(self, space: Space, seed: int) -> Rounds:
@@ -514,15 +489,11 @@ def run(
         show: print the best trial, the time and the first errors.
 
     Raises:
-        ValueError: if an argument is invalid, or no trial of the first round returned a score;
-            the text has the error of the first one.
+        ValueError: if the objective cannot be sent, or no trial of the first round returned a
+            score; the text has the error of the first one.
         RankError: if a rank died; its attribute `result` has the trials that had ended. The same
             holds for KeyboardInterrupt.
     """
-    _require_space(space)
-    then = "Use Grid, Random, Halving or TPE."
-    require(hasattr(method, "rounds"), "method", "be a method of search", method, then)
-    _require_objective(objective)
     if cluster is not None:
         payload(objective, [], "objective")
         ranks = checked_ranks(ranks, cluster.ranks)
@@ -593,24 +564,3 @@ def _trial(proposals: Sequence[Proposal], first: int, begin_s: float, outcome: T
         error=outcome.error,
         traceback=outcome.traceback,
     )
-
-
-def _require_space(space: Any) -> None:
-    filled = isinstance(space, Mapping) and len(space) > 0
-    require(filled, "space", "be a dictionary with at least one parameter", space)
-    for name, kind in space.items():
-        listed = isinstance(kind, list | tuple)
-        then = f"For one of several values write Choice({tuple(kind)})." if listed else ""
-        must = f"have Uniform, LogUniform, Integer or Choice for {name!r}"
-        require(isinstance(kind, Uniform | Choice), "space", must, kind, then)
-
-
-def _require_objective(objective: Any) -> None:
-    require(callable(objective), "objective", "be a function", objective)
-    try:
-        inspect.signature(objective).bind({}, 1, 0)
-    except TypeError:
-        name = getattr(objective, "__name__", repr(objective))
-        then = f"Write `def {name}(parameters, epochs, seed):`."
-        got = f"{name}{inspect.signature(objective)}"
-        require(False, "objective", "take parameters, epochs and seed", got, then)

@@ -62,7 +62,6 @@ class SimulatedTraining:
         seconds: from the start to the last update (s).
         updates: updates of the weights.
         gradients: gradients used in them.
-        waited: share of all workers' time in which they did not compute (fraction).
         staleness: for each used gradient of asynchronous training the updates since its weights
             were sent; empty for synchronous training.
     """
@@ -70,13 +69,7 @@ class SimulatedTraining:
     seconds: float
     updates: int
     gradients: int
-    waited: float
     staleness: np.ndarray
-
-    @property
-    def updates_per_s(self) -> float:
-        """Updates of the weights per second (1/s)."""
-        return self.updates / self.seconds
 
     @property
     def gradients_per_s(self) -> float:
@@ -122,28 +115,24 @@ def synchronous(
         workers.between_failures_s,
         f"With {workers.count} workers one fails every {between_s:.3g} s.",
     )
-    now_s = computed_s = 0.0
-    done = 0
+    now_s, done = 0.0, 0
     while done < steps:
         part = min(every, steps - done)
-        length_s, busy_s = saves, 0.0
+        length_s = saves
         for _ in range(part):
             times = workers.steps(random)
             slowest = np.partition(times, needed - 1)[needed - 1]
             length_s += slowest + exchange_s
-            busy_s += float(np.minimum(times, slowest).sum())
         failure_s = _until_failure(random, between_s)
         if failure_s >= length_s:
             now_s += length_s
-            computed_s += busy_s
             done += part
             continue
         while failure_s < length_s:  # another worker may fail during the restart
             now_s += failure_s
             failure_s, length_s = _until_failure(random, between_s), workers.restart_s
         now_s += workers.restart_s
-    waited = 1 - computed_s / (workers.count * now_s)
-    return SimulatedTraining(now_s, steps, steps * needed, waited, np.array([], int))
+    return SimulatedTraining(now_s, steps, steps * needed, np.array([], int))
 
 
 def asynchronous(
@@ -170,18 +159,15 @@ def asynchronous(
     """
     random, means = np.random.default_rng(seed), workers.means().tolist()
     block: list[float] = []
-    used_s, last = 0.0, [(0.0, 0.0)] * workers.count
 
     def computed(worker: int, start_s: float) -> float:
         """Return when a worker that starts at `start_s` has its gradient (s)."""
-        nonlocal block, used_s
+        nonlocal block
         while True:
             block = block or workers.stretches(random, BLOCK).tolist()
             length_s = means[worker] * block.pop()
             failure_s = _until_failure(random, workers.between_failures_s)
             if failure_s >= length_s:
-                used_s += length_s
-                last[worker] = start_s + length_s, length_s
                 return start_s + length_s
             start_s += failure_s + workers.restart_s
 
@@ -196,10 +182,7 @@ def asynchronous(
         sent_with[worker] = version + 1
         there_s = computed(worker, free_s + travel_s / 2)
         heapq.heappush(coming, (there_s + travel_s / 2, worker))
-    # without what the workers compute after the last update
-    used_s -= math.fsum(min(length_s, max(0.0, end_s - free_s)) for end_s, length_s in last)
-    waited = 1 - used_s / (workers.count * free_s)
-    return SimulatedTraining(free_s, updates, updates, waited, staleness)
+    return SimulatedTraining(free_s, updates, updates, staleness)
 
 
 def _until_failure(random: np.random.Generator, between_s: float) -> float:

@@ -19,7 +19,6 @@ from dlguide.errors import require_known
 
 REQUEST_NBYTES = 1 << 20  # of a full-size request
 STRIPE_NBYTES = 1 << 20  # of Lustre
-BLOCK_NBYTES = 1 << 22  # of GPFS
 # A sleep lasts a little longer than requested; what follows may make up for so much (s).
 BURST_S = 0.002
 
@@ -153,29 +152,8 @@ class Disk:
         }
 
 
-class _Parallel:
-    """What Lustre and GPFS have in common: metadata, and targets that work at once."""
-
-    def parts(self, reads: ReadPattern, clients: Clients) -> dict[str, float]:
-        """Return the time of each part (s); leaves out caches, locks and other users."""
-        busy = self.busy(reads, clients)
-        operations = (reads.opens + reads.requests) / clients.count
-        return {
-            "metadata": reads.opens / self.opens_of(clients.count),
-            "requests": reads.requests / (busy * self.requests_per_s),
-            "bandwidth": reads.nbytes / (busy * self.bytes_per_s),
-            "client link": reads.nbytes / clients.count / clients.bytes_per_s,
-            "latency": operations * self.latency_s / clients.in_flight,
-        }
-
-    def busy(self, reads: ReadPattern, clients: Clients) -> int:
-        """Count the targets that work at once: limited by files, stripes and open requests."""
-        pieces = reads.files * self.pieces(reads.file_nbytes)
-        return min(self.targets, pieces, clients.count * clients.in_flight)
-
-
 @dataclass(frozen=True)
-class Lustre(_Parallel):
+class Lustre:
     """Lustre: metadata servers open files, object storage targets (OST) hold their stripes.
 
     `opens_per_s` is the rate of one metadata server, `client_opens_per_s` the most of one client.
@@ -192,33 +170,25 @@ class Lustre(_Parallel):
     stripe_count: int = 1
     client_opens_per_s: float = math.inf
 
-    def pieces(self, file_nbytes: float) -> int:
-        """Count the targets that hold a file."""
-        return min(self.stripe_count, math.ceil(file_nbytes / STRIPE_NBYTES))
+    def parts(self, reads: ReadPattern, clients: Clients) -> dict[str, float]:
+        """Return the time of each part (s); leaves out caches, locks and other users."""
+        busy = self.busy(reads, clients)
+        operations = (reads.opens + reads.requests) / clients.count
+        opens_per_s = min(
+            self.metadata_servers * self.opens_per_s, clients.count * self.client_opens_per_s
+        )
+        return {
+            "metadata": reads.opens / opens_per_s,
+            "requests": reads.requests / (busy * self.requests_per_s),
+            "bandwidth": reads.nbytes / (busy * self.bytes_per_s),
+            "client link": reads.nbytes / clients.count / clients.bytes_per_s,
+            "latency": operations * self.latency_s / clients.in_flight,
+        }
 
-    def opens_of(self, clients: int) -> float:
-        """Opens per second that so many clients get together."""
-        return min(self.metadata_servers * self.opens_per_s, clients * self.client_opens_per_s)
-
-
-@dataclass(frozen=True)
-class Gpfs(_Parallel):
-    """GPFS: every node does metadata work; each file's blocks go over all servers in turn."""
-
-    opens_per_s: float
-    metadata_per_s: float
-    targets: int
-    bytes_per_s: float
-    requests_per_s: float
-    latency_s: float
-
-    def pieces(self, file_nbytes: float) -> int:
-        """Count the blocks of a file."""
-        return math.ceil(file_nbytes / BLOCK_NBYTES)
-
-    def opens_of(self, clients: int) -> float:
-        """Opens per second that so many clients get together."""
-        return min(clients * self.opens_per_s, self.metadata_per_s)
+    def busy(self, reads: ReadPattern, clients: Clients) -> int:
+        """Count the targets that work at once: limited by files, stripes and open requests."""
+        pieces = reads.files * min(self.stripe_count, math.ceil(reads.file_nbytes / STRIPE_NBYTES))
+        return min(self.targets, pieces, clients.count * clients.in_flight)
 
 
 @dataclass(frozen=True)
@@ -248,7 +218,7 @@ class EpochTime:
         return "\n".join([f"{head}, {self.least_s / self.parts[1][1]:.1f} times the next", *lines])
 
 
-def epoch(storage: Disk | Lustre | Gpfs, reads: ReadPattern, clients: Clients) -> EpochTime:
+def epoch(storage: Disk | Lustre, reads: ReadPattern, clients: Clients) -> EpochTime:
     """Return the time of each part in which all clients together read an epoch."""
     parts = storage.parts(reads, clients)
     return EpochTime(tuple(sorted(parts.items(), key=lambda part: -part[1])))
@@ -313,7 +283,7 @@ class Throttle:
         return Throttle, (self.share,)  # another process has another clock
 
 
-def throttle(storage: Disk | Lustre | Gpfs, reads: ReadPattern, clients: Clients) -> Throttle:
+def throttle(storage: Disk | Lustre, reads: ReadPattern, clients: Clients) -> Throttle:
     """Imitate a storage as one of its clients experiences it while all of them read.
 
     The parts of `storage.parts(reads, clients)` are divided by what one client does in the

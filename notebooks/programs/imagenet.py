@@ -13,7 +13,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2, help="processes that share the workers")
     parser.add_argument("--workers", type=int, help="in all; else 2, or one for each rank")
-    parser.add_argument("--real", type=Path, help="folder of ImageNet: class folders or shards")
+    parser.add_argument("--real", type=Path, help="folder of ImageNet's class folders")
     parser.add_argument("--subset", action="store_true", help="--real is a part of ImageNet")
     parser.add_argument("--epochs", type=int, help="of part 1, at least 2; else the recipe's")
     parser.add_argument("--seed", type=int, default=0, help="of pictures, weights and order")

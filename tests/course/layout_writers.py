@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dlcourse.synthetic import encoded
-from dlcourse.usecases.chest_xray.chestxray14 import LISTS, TABLE
+from dlcourse.usecases.chest_xray.data import LISTS, TABLE
 from dlcourse.usecases.video.data import IMAGES
 from dlguide.files import new_folder
 

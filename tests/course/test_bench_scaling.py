@@ -18,6 +18,7 @@ from dlcourse.bench import scaling
 from dlguide.cli import add_commands
 from dlguide.cli.app import app
 from dlguide.measure import Timing
+from dlguide.scaling.step import StepTime
 
 add_commands()
 
@@ -76,51 +77,33 @@ def test_prediction_is_the_slower_rank_and_the_exchange():
     assert scaling.from_parts(ranks).seconds == pytest.approx(1 + 0.5**0.5, abs=0.03)
 
 
-def test_limit_of_a_step_is_the_slowest_rank_without_exchange():
-    step, independent = Timing((0.4,) * 5), Timing((0.3,) * 5)
-    row = scaling.ScalingRow(2, 16, step, 80.0, 1.6, None, None, 0.25, independent)
+def test_speedup_and_limit_of_a_step_follow_from_its_times():
+    step, together, alone = Timing((0.4,) * 5), Timing((0.3,) * 5), Timing((0.5,) * 5)
+    predicted = StepTime(2, 0.3, 0.0, 0.02)
+    row = scaling.Speedup("mlp", 2, 1, 16, 8, 0.0, 16, alone, together, step, predicted)
+    assert row.samples_per_s == pytest.approx(80)
+    assert row.speedup == pytest.approx(2 * 0.5 / 0.4)  # twice the samples of the one process
+    assert row.predicted_speedup == pytest.approx(2 * 0.5 / 0.32)
     assert row.bound.share(0.4) == pytest.approx(0.75)
-    found = scaling.ScalingComparison("weak", "synchronous", "mlp", (row,), ())
-    assert " 0.75" in str(found)
+    assert " 0.75" in str(row)
 
 
 @pytest.mark.parametrize(
     ("mode", "option", "counts"),
     [("strong", "--global-batch", [1, 2]), *long(("weak", "--batch-per-rank", [2]))],
 )
-def test_synchronous_rows_have_the_mode_s_batches_and_fit_together(mode, option, counts, tmp_path):
+def test_rows_have_the_mode_s_batches_and_fit_together(mode, option, counts, tmp_path):
     words = ["bench", "scaling", option, "16", "--ranks", ",".join(map(str, counts))]
-    words += ["--steps", "4", "--rounds", "2", "--output", str(tmp_path)]
-    done = CliRunner().invoke(app, words)
+    done = CliRunner().invoke(app, [*words, "--steps", "4", "--output", str(tmp_path)])
     assert done.exit_code == 0, done.output
-    record = json.loads((tmp_path / f"scaling-{mode}-synchronous.json").read_text())
-    assert [row["ranks"] for row in record["rows"]] == counts
-    for row in record["rows"]:
-        p, median = row["ranks"], float(np.median(row["step"]["seconds"]))
-        assert row["batch_per_rank"] == (16 // p if mode == "strong" else 16)
-        assert len(row["step"]["seconds"]) == 4
-        assert row["images_per_s"] == pytest.approx(p * row["batch_per_rank"] / median)
-        assert row["speedup"] == pytest.approx(row["images_per_s"] * row["alone_s"] / 16)
-        if p == 1:
-            assert row["speedup"] == pytest.approx(1)
-            assert row["predicted_s"] is row["independent"] is None
-        else:
-            parts = ("compute_s", "straggler_s", "exposed_s")
-            summed = sum(row["predicted"][part] for part in parts)
-            assert row["predicted_s"] == pytest.approx(summed)
-            assert len(row["independent"]["seconds"]) == 4
-
-
-def test_asynchronous_workers_count_every_update_and_their_staleness():
-    found = scaling.measure((1, 2), "asynchronous", batch_per_rank=16, steps=6, rounds=1)
-    one, two = found.rows
-    assert (one.ranks, two.ranks) == (1, 2)
-    assert one.speedup == 1
-    assert one.staleness == one.predicted_staleness == 0  # no other worker changes the weights
-    assert 0 < two.staleness <= 6
-    assert two.predicted_staleness == pytest.approx(1, abs=0.3)
-    assert two.ratio == pytest.approx(two.predicted_s / two.step.median)
-    assert "staleness of 2 workers" in str(found)
+    assert done.output.count("speed-up") == len(counts)
+    rows = json.loads((tmp_path / f"scaling-{mode}.json").read_text())
+    assert [row["ranks"] for row in rows] == counts
+    for row in rows:
+        assert row["batch"] == (16 // row["ranks"] if mode == "strong" else 16)
+        assert row["alone_batch"] == 16
+        for part in ("alone", "together", "step"):
+            assert len(row[part]["seconds"]) == 6  # two rounds of three
 
 
 @pytest.mark.parametrize(
@@ -132,7 +115,6 @@ def test_asynchronous_workers_count_every_update_and_their_staleness():
             {"global_batch": 8, "batch_per_rank": 4},
             "`global_batch` must be None with .*one of the two",
         ),
-        ({"steps": 2, "rounds": 3}, "`rounds` must be at most the 2 steps, got 3"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_ranks_start(asked, words, monkeypatch):

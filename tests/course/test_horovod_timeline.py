@@ -70,9 +70,13 @@ def written(tmp_path, records, cut=None):
     return path
 
 
+def seconds(recorded, phase):
+    """The time in which at least one tensor was in a phase."""
+    return timeline.total_s((e.start_s, e.end_s) for e in recorded.events if e.phase == phase)
+
+
 def test_events_messages_and_seconds_are_those_of_the_file(tmp_path):
     recorded = timeline.read(written(tmp_path, two_rounds()))
-    assert recorded.whole
     assert recorded.started_unix_s == pytest.approx(ZERO)
     assert recorded.tensors == ("g_1", "g_2", "other")
     assert recorded.cycles_s == pytest.approx((500e-6,))
@@ -84,9 +88,7 @@ def test_events_messages_and_seconds_are_those_of_the_file(tmp_path):
     # the tensor in the same buffer begins and ends 1 µs later: it adds 1 µs, not its own time
     us = {"EXCHANGE": 801, "COPY_IN": 101, "COPY_OUT": 61, "NEGOTIATION": 201, "WAITING": 101}
     for part, expected in us.items():
-        found = recorded.seconds()[getattr(timeline, part)]
-        assert found == pytest.approx(2e-6 * expected), part
-    assert "3 tensors in 4 messages, 1 marked cycles" in str(recorded)
+        assert seconds(recorded, getattr(timeline, part)) == pytest.approx(2e-6 * expected), part
 
 
 def test_messages_that_run_at_the_same_time_stay_apart(tmp_path):
@@ -97,7 +99,7 @@ def test_messages_that_run_at_the_same_time_stay_apart(tmp_path):
     records += [end(1, 20), end(1, 21), end(2, 30), end(2, 31)]
     recorded = timeline.read(written(tmp_path, records))
     assert [message.tensors for message in recorded.messages] == [("a",), ("b",)]
-    assert recorded.seconds()[timeline.EXCHANGE] == pytest.approx(19e-6)
+    assert seconds(recorded, timeline.EXCHANGE) == pytest.approx(19e-6)
     for _ in range(2):  # in one microsecond
         for pid in (1, 2):
             records += [begin(pid, name, 100) for name in ("ALLREDUCE", "MPI_ALLREDUCE")]
@@ -121,26 +123,17 @@ def test_a_file_cut_anywhere_is_read_up_to_its_last_whole_record(tmp_path):
     whole, length, counts = timeline.read(path), len(path.read_text()), []
     for cut in (*range(len("[\n" + json.dumps(records[0])), length, 61), length - 1):
         recorded = timeline.read(written(tmp_path, records, cut))
-        assert not recorded.whole
-        assert "cut off before its end" in str(recorded)
         assert recorded.events == whole.events[: len(recorded.events)]
         counts.append(len(recorded.messages))
     assert counts == sorted(counts)
     assert (counts[0], counts[-1]) == (0, 4)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('{"traceEvents": []}', "be a Horovod timeline, got"),
-        ('[{"ph": "B", "ts": "x"}]', "be a Horovod timeline, without {'ph': 'B', 'ts': 'x'}, got"),
-        ("[{", "hold at least one whole record, got"),
-    ],
-)
-def test_nonsense_is_refused_with_the_file_and_the_next_step(tmp_path, text, words):
+@pytest.mark.parametrize("text", ['{"traceEvents": []}', "[{"])
+def test_nonsense_is_refused_with_the_file_and_the_next_step(tmp_path, text):
     path = tmp_path / "nonsense.json"
     path.write_text(text)
-    said = re.escape(f"`path` must {words} '{path}'. Horovod writes it on rank 0")
+    said = re.escape(f"`path` must be a Horovod timeline, got '{path}'. Horovod writes it on rank")
     with pytest.raises(ValueError, match=said):
         timeline.read(path)
 
@@ -212,7 +205,6 @@ def test_a_real_run_shows_every_gradient_and_what_was_fused(tmp_path, environmen
     runs = [TrainingResult.from_dict(record) for record in found[0]["runs"]]
     assert len({run.weights_digest for run in runs}) == 1, "recording changes no result"
     run, recorded = runs[-1], timeline.read(tmp_path / "same.json")
-    assert recorded.whole
     gradients = recorded.matching("gradients")
     assert len(gradients.tensors) == 8
     assert gradients.rounds == len(run.step_s) == 3
@@ -220,7 +212,7 @@ def test_a_real_run_shows_every_gradient_and_what_was_fused(tmp_path, environmen
     steps = recorded.steps(run)
     for step in steps:  # one clock: each exchange lies in its step
         assert len(gradients.between(*step).messages) == messages
-    copied = gradients.seconds()[timeline.COPY_IN] > 0
+    copied = seconds(gradients, timeline.COPY_IN) > 0
     assert copied == (messages == 1), "what travels alone is not copied"
     by_hand = timeline.read(tmp_path / "by_hand.json")
     assert by_hand.tensors == ("inside",)

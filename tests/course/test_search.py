@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import re
 import threading
 
 import numpy as np
@@ -72,24 +71,6 @@ def test_grid_has_all_combinations_at_the_middles():
     assert rates == pytest.approx([1e-3, 1e-1])
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: search.Uniform(1, 1), "`high` must be above `low`, 1, got 1"),
-        (lambda: search.LogUniform(0, 1), "`low` must be above 0 on a logarithmic scale"),
-        (lambda: search.Choice("abc"), "`values` must hold at least one value"),
-        (
-            lambda: search.run(valley, {}, None),
-            "`space` must be a dictionary with at least one parameter",
-        ),
-        (lambda: search.run(valley, {"x": [1, 2]}, None), re.escape("write Choice((1, 2))")),
-    ],
-)
-def test_wrong_spaces_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 # --- running and results -----------------------------------------------------------------------
 
 
@@ -129,19 +110,6 @@ def test_objective_that_never_gives_a_score_ends_the_search_with_the_reason(retu
     message = r"`objective` must give a score in at least one trial .* got '2 failures'. Trial 0: "
     with pytest.raises(ValueError, match=message):
         search.run(lambda *_: returned, SPACE, search.Random(2), show=False)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: search.run(3, SPACE, search.Random(1)), "`objective` must be a function"),
-        (lambda: search.run(lambda p: 1, SPACE, search.Random(1)), "take parameters, epochs and s"),
-        (lambda: search.run(valley, SPACE, 20), "Use Grid, Random, Halving or TPE"),
-    ],
-)
-def test_wrong_calls_are_refused_before_a_trial(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 # --- on ranks ----------------------------------------------------------------------------------

@@ -85,18 +85,6 @@ def test_search_ends_where_a_whole_rung_fails():
     assert found.best().rung == 0
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: search.Halving(8, rungs=3), "at least 9, to leave one after 3 rungs.* most 2"),
-        (lambda: search.Halving(9, factor=1), "`factor` must be a whole number of at least 2"),
-    ],
-)
-def test_impossible_budgets_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 # --- tree-structured Parzen estimators ---------------------------------------------------------
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dlcourse import storage
-from dlcourse.storage import Clients, Disk, Gpfs, Lustre, epoch
+from dlcourse.storage import Clients, Disk, Lustre, epoch
 
 IMAGES, NODES = 1_280_000, 448
 
@@ -86,15 +86,6 @@ def test_every_part_of_lustre_by_hand():
     assert (times.limit, times.least_s) == ("bandwidth", 6.0)
     assert times.most_s == pytest.approx(2 + 3 + 6 + 3 + 0.5)
     assert "6.00 to 14.50 s per epoch; bandwidth limits, 2.0 times the next" in str(times)
-
-
-def test_gpfs_opens_grow_with_the_clients_up_to_its_disks():
-    gpfs = Gpfs(100, 1000, 8, 1e9, 1e4, 1e-3)
-    read = storage.one_file_each(12_000, 1000.0)
-    seconds = [
-        dict(epoch(gpfs, read, Clients(count, 1e9)).parts)["metadata"] for count in (1, 5, 10, 20)
-    ]
-    assert seconds == pytest.approx([120, 24, 12, 12])
 
 
 def test_a_disk_of_its_own_gets_faster_with_every_node():

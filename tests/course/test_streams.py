@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from dlcourse.bench import streams
 from dlguide.cli import add_commands
 from dlguide.cli.app import app
-from dlguide.machine import describe
+from dlguide.machine import describe, imagine, threads
 from dlguide.measure import Timing
 
 add_commands()
@@ -49,6 +49,16 @@ def test_every_number_of_streams_of_this_machine_is_measured(monkeypatch):
         assert len(each.latency.warmup_s) == 2 * each.streams
         assert 0 < each.under_way <= 1.001 * each.streams
         assert each.answer == pytest.approx(splits[0].answer, rel=1e-3)
+
+
+def test_every_split_has_all_cores(monkeypatch):
+    plans, plan = [], threads.plan
+    monkeypatch.setattr(threads, "plan", lambda *more: plans.append(plan(*more)) or plans[-1])
+    monkeypatch.setattr(streams, "WorkerProcess", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        streams.compare("mlp", machine=imagine(1, 6))
+    assert [each.ranks for each in plans] == [1, 2, 3, 6]
+    assert [each.ranks * each.threads for each in plans] == [6] * 4
 
 
 def test_command_line_writes_record_and_plot(tmp_path, monkeypatch):

@@ -17,14 +17,6 @@ LUSTRE = storage.Lustre(
     requests_per_s=1_000,
     latency_s=1e-3,
 )
-GPFS = storage.Gpfs(
-    opens_per_s=500,
-    metadata_per_s=50_000,
-    targets=20,
-    bytes_per_s=1e9,
-    requests_per_s=2_000,
-    latency_s=1e-3,
-)
 
 
 class Clock:
@@ -39,7 +31,7 @@ class Clock:
         self.now_s += seconds
 
 
-@pytest.mark.parametrize("place", [DISK, LUSTRE, GPFS], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("place", [DISK, LUSTRE], ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("clients", [1, 448])
 @pytest.mark.parametrize("way", ["one file each", "packed"])
 def test_a_clients_part_takes_what_the_storage_predicts(place, clients, way, monkeypatch):

@@ -65,7 +65,7 @@ def test_damaged_radiograph_is_named_by_all_ranks(tmp_path):
     real = layout_writers.write_chestxray14(tmp_path / "real", phantoms.chest(44, 40, 3))
     path = real / "images" / (real / "train_val_list.txt").read_text().split()[0]
     path.write_bytes(path.read_bytes()[:900])
-    own = {"net": "chest_cnn", "start": "none", "epochs": 1, "batch_per_rank": 5, "validation": 0}
+    own = {"net": "chest_cnn", "start": "none", "epochs": 1, "batch_per_rank": 5}
     each = on_ranks(2, trained, tmp_path, real=str(real), **own)
     assert each[0] == each[1]
     assert f"{path}: " in each[0]

@@ -1,6 +1,6 @@
 """What ResNet-50's recipe needs of the library.
 
-`models.set_momentum`, shards as a source, `checkpoint.branch`, `CollapsedDecay` and the top-k of
+`models.set_momentum`, `checkpoint.branch`, `CollapsedDecay` and the top-k of
 `step.evaluator`.
 """
 
@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from imagenet_writers import write_folders, write_shards
+from imagenet_writers import write_folders
 
 from dlcourse import synthetic
-from dlcourse.readers import imagenet, imagenet_shards
 from dlcourse.usecases import imagenet as case
 from dlguide import models
 from dlguide.collectives.communicator import SingleProcess
 from dlguide.data import datasets
 from dlguide.data import input_pipeline as ip
+from dlguide.errors import DataError
 from dlguide.training import FitConfig, checkpoint, fit, optimizers, schedules
 from dlguide.training.step import evaluator, top_k
 
@@ -37,37 +37,11 @@ def test_momentum_of_the_averages_is_how_much_a_step_keeps():
     np.testing.assert_allclose(np.asarray(layer.moving_variance), variance, rtol=1e-6)
 
 
-def pictures(count, seed=0):
-    return synthetic.images(classes=3, size=24, count=count, seed=seed, vary=True)
-
-
-@pytest.fixture
-def folders(tmp_path):
-    return write_folders(tmp_path / "folders", pictures(12), pictures(6, 1))
-
-
-@pytest.fixture
-def shards(tmp_path):
-    return write_shards(tmp_path / "shards", pictures(12), pictures(6, 1), (3, 2))
-
-
-def test_shards_and_class_folders_give_the_same_pictures(folders, shards):
-    whole = ip.CentreCrop(16, 16, 18)
-    sources = imagenet.read(folders), imagenet_shards.read(shards)
-    (files, by_name), (records, as_written) = (
-        next(iter(ip.Pipeline(each, 12, shuffle=False, augment=[whole]).epoch(0)))
-        for each in sources
+def test_real_pictures_come_through_the_pipelines_as_the_guide_prepares_them(tmp_path):
+    train, val = (
+        synthetic.images(3, 24, count, seed, vary=True) for count, seed in ((12, 0), (6, 1))
     )
-    # the folders stand class by class and file by file ("..._10" before "..._2"), the shards in
-    # the order of writing
-    order = sorted(range(12), key=lambda index: (int(as_written[index]), f"_{index}.JPEG"))
-    np.testing.assert_array_equal(np.asarray(by_name), np.asarray(as_written)[order])
-    np.testing.assert_array_equal(np.asarray(files), np.asarray(records)[order])
-
-
-@pytest.mark.parametrize("form", ["folders", "shards"])
-def test_real_pictures_come_through_the_pipelines_as_the_guide_prepares_them(form, request):
-    found = case.find(request.getfixturevalue(form), subset=True)
+    found = case.find(write_folders(tmp_path / "folders", train, val), subset=True)
     recipe = case.recipe_for(replace(case.SMALL, batch_per_worker=4), found)
     train, test = case.pipelines(recipe, found)
     images, labels = (np.asarray(part) for part in next(iter(train.epoch(0))))
@@ -77,6 +51,8 @@ def test_real_pictures_come_through_the_pipelines_as_the_guide_prepares_them(for
     assert images.min() >= -123 / 128 - 1e-6
     assert images.max() <= (255 - 104) / 128 + 1e-6
     assert test.augment[0] == ip.CentreCrop(20, 20, 23)
+    with pytest.raises(DataError, match="looked for 1000 classes, found 3. Finish the download"):
+        case.find(tmp_path / "folders")
 
 
 def data():

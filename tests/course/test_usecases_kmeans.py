@@ -158,9 +158,7 @@ def refused(where):
     with_nan[7, 1] = np.nan if last else 0.0
     calls = {
         "NaN": lambda: kmeans.fit(with_nan, 2),
-        "columns": lambda: kmeans.fit(good[:, : 3 - last], 2),
         "few points": lambda: kmeans.fit(good[: 3 if last else 20], 4),
-        "equal points": lambda: kmeans.fit(np.repeat([[1.0, 2.0], [3.0, 4.0]], 9, axis=0), 3),
         "text": lambda: photographs.quantise(os.path.join(where, "text.jpg"), 2),
         "colours": lambda: photographs.quantise(np.zeros((9, 9, 3), np.uint8), 2),
     }
@@ -175,9 +173,7 @@ def refused(where):
 
 TEXTS = {
     "NaN": ("rank 2: `points` must be finite numbers", "nan", "in row 7"),
-    "columns": ("`columns` must be equal on all ranks, got 3 on rank", "2 on rank"),
-    "few points": ("at least the 4 clusters on every rank", "3 on rank", "Use fewer ranks"),
-    "equal points": ("number of different points, got 3. There are 2",),
+    "few points": ("rank 2: `points` must be at least the 4 clusters on every rank, got 3",),
     "text": ("`photograph` must be a picture that can be read", "text.jpg"),
     "colours": ("`count` must be colours that fit, got 2. The photograph has 1",),
 }

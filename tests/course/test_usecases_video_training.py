@@ -17,7 +17,6 @@ TINY = {
     "filters": 3,
     "blocks": 1,
     "discriminator_filters": 2,
-    "spacing": 3,
     "global_batch": 5,
     "epochs": 2,
 }

@@ -55,9 +55,7 @@ def onednn(
 def streams(
     net: NetOption = "mnist_cnn",
     batch_per_rank: Annotated[int, typer.Option(help="Images of one answer of a stream.")] = 1,
-    image: Annotated[int | None, typer.Option(help="Pixels a side; default 224.")] = None,
     seconds: SecondsOption = 20.0,
-    seed: Annotated[int, typer.Option(help="Of weights and images.")] = 0,
     output: OutputOption = Path("build"),
 ) -> None:
     """Inference with many streams of few threads against few streams of many."""
@@ -66,7 +64,7 @@ def streams(
     from dlguide.files import require_writable
 
     require_writable(output, "output")
-    splits = streams.compare(net, batch_per_rank, _image_of(net, image), seconds, seed=seed)
+    splits = streams.compare(net, batch_per_rank, seconds)
     print(streams.table(splits))
     record = {"net": net, "splits": [dataclasses.asdict(each) for each in splits]}
     (output / "streams.json").write_text(json.dumps(record, indent=1) + "\n")
@@ -75,9 +73,6 @@ def streams(
 
 def scaling(
     ranks: Annotated[str, typer.Option(help="Numbers of ranks, such as 1,2.")] = "1,2",
-    update: Annotated[
-        str, typer.Option(help="synchronous, or asynchronous with a server, one rank more.")
-    ] = "synchronous",
     net: NetOption = "mnist_cnn",
     batch_per_rank: Annotated[
         int | None, typer.Option(help="Weak scaling: images of each rank; default 100.")
@@ -86,7 +81,6 @@ def scaling(
         int | None, typer.Option(help="Strong scaling instead: images of all ranks.")
     ] = None,
     steps: Annotated[int, typer.Option(help="Measured steps of each part.")] = 60,
-    rounds: Annotated[int, typer.Option(help="Turns they are divided into.")] = 20,
     output: Annotated[Path, typer.Option(help="Folder for the record.")] = Path("build"),
     oversubscribe: OversubscribeOption = False,
 ) -> None:
@@ -99,12 +93,10 @@ def scaling(
     text = "be numbers of ranks such as 1,2"
     require(all(word.isdigit() for word in words), "ranks", text, ranks)
     counts = [int(word) for word in words]
-    found = scaling.measure(
-        counts, update, net, batch_per_rank, global_batch, steps, min(rounds, steps), oversubscribe
-    )
-    print(found)
-    record = output / f"scaling-{found.mode}-{update}.json"
-    record.write_text(json.dumps(dataclasses.asdict(found), indent=1) + "\n")
+    mode, rows = scaling.measure(counts, net, batch_per_rank, global_batch, steps, oversubscribe)
+    print(f"{mode} scaling: {scaling.MODES[mode]}.", *rows, scaling.LAUNCHERS, sep="\n")
+    record = output / f"scaling-{mode}.json"
+    record.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
     print(f"Numbers: {record}")
 
 

@@ -1,8 +1,12 @@
-"""Strong and weak scaling on this machine, predicted from the measured parts of a training step."""
+"""A training step on ranks against one process, measured and predicted from its measured parts.
+
+    print(scaling.against_one(scaling.step_of("mnist_cnn", 100), cluster, seconds=10))
+
+`measure` does that for strong and weak scaling on several numbers of ranks.
+"""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from dlcourse import simulate
 from dlguide import measure as measuring
 from dlguide import models
 from dlguide.bench.worker import random_images
@@ -19,7 +22,7 @@ from dlguide.cluster import Cluster
 from dlguide.collectives.communicator import Communicator, SingleProcess
 from dlguide.errors import require, require_count, require_known
 from dlguide.machine import describe
-from dlguide.measure import Timing
+from dlguide.measure import Ratio, Timing, ratio
 from dlguide.measure.limits import SHARE, Bound
 from dlguide.scaling.step import StepTime
 from dlguide.training.step import train_step
@@ -28,10 +31,6 @@ MODES = {
     "strong": "the global batch stays, each of p ranks gets a p-th of it",
     "weak": "the batch of a rank stays, the global batch grows with p",
 }
-UPDATES = {
-    "synchronous": "all ranks' gradients are summed, one update a step",
-    "asynchronous": "a server, one rank more, makes an update of each worker's gradient",
-}
 LAUNCHERS = (
     "What the same command line means elsewhere: OSU-Caffe's `-scal` is strong by default (the "
     "batch in the file is divided by the solvers), Intel-Caffe's batch is each worker's (weak), "
@@ -39,132 +38,176 @@ LAUNCHERS = (
     "course's `fit` are weak: `batch_per_rank`. The survey's Figure 5 keeps a batch of 128 "
     "for synchronous and for asynchronous training."
 )
+# The parts that are measured in turns: one rank by itself, all ranks without exchange at the
+# same time, the update alone, update with exchange, and the real step.
+PARTS = ("alone", "together", "update", "exchange", "step")
+RATE = 1e-3  # of SGD: speed does not depend on it, the weights must stay finite
+# One process with the samples of all makes an update that differs by rounding; a sum instead of a
+# mean, or an exchange left out, gives one that differs by half the update and more.
+ROUNDING = 0.02
+LEAST_ROUNDS, MOST_ROUNDS = 5, 60
+PAUSE_S = 1e-4
 
 
 @dataclass(frozen=True)
-class ScalingRow:
-    """One number of ranks; what is predicted or not there is None for one rank.
+class Speedup:
+    """One training step on p ranks, each with a `batch` of samples, against one process.
+
+    That the ranks make the update of one process with all samples is measured first, in
+    `difference`. Only batch normalisation may change it, because each rank normalises over its own
+    slice; then `equal` has the difference with equal samples on all ranks.
 
     Args:
-        step: times of a step, of the slowest rank where all wait for each other; asynchronous:
-            the one mean time of a worker's step.
-        speedup: of the throughput, over one rank.
-        predicted: the step from its parts, and its time in `predicted_s`.
-        alone_s: one rank's step by itself, measured in the same ranks (s).
-        independent: times of a step of the slowest rank when all ranks compute at once and
-            exchange nothing, which no exchange can be faster than.
-        staleness: asynchronous: mean of the updates between a gradient's weights and its use.
+        threads: of each rank and of the process.
+        nbytes: gradients that a rank exchanges.
+        alone: one process with `alone_batch` samples, the other ranks asleep.
+        together: the slowest rank's time when all compute at once and exchange nothing: no exchange
+            can be faster, because it can hide behind computing.
+        step: of the slowest rank.
     """
 
+    name: str
     ranks: int
-    batch_per_rank: int
+    threads: int
+    batch: int
+    nbytes: int
+    difference: float
+    alone_batch: int
+    alone: Timing
+    together: Timing
     step: Timing
-    images_per_s: float
-    speedup: float
-    predicted: StepTime | None
-    predicted_s: float | None
-    alone_s: float
-    independent: Timing | None = None
-    staleness: float | None = None
-    predicted_staleness: float | None = None
+    predicted: StepTime
+    equal: float | None = None
 
     @property
-    def efficiency(self) -> float:
-        """Speed-up over p."""
-        return self.speedup / self.ranks
+    def samples_per_s(self) -> float:
+        """Of all ranks (1/s)."""
+        return self.ranks * self.batch / self.step.median
 
     @property
-    def ratio(self) -> float | None:
-        """Predicted over measured time of a step; None for one rank."""
-        return None if self.predicted_s is None else self.predicted_s / self.step.median
+    def range(self) -> Ratio:
+        """The speed-up of the throughput over one process, with what its quartiles allow."""
+        times, more = ratio(self.alone, self.step), self.ranks * self.batch / self.alone_batch
+        return Ratio(more * times.median, more * times.low, more * times.high)
+
+    @property
+    def speedup(self) -> float:
+        """The same, medians."""
+        return self.range.median
+
+    @property
+    def predicted_speedup(self) -> float:
+        """The same with the predicted step."""
+        return self.speedup / self.ratio
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured time of a step."""
+        return self.predicted.seconds / self.step.median
+
+    @property
+    def exchange_share(self) -> float:
+        """Share of the predicted step that goes to the exchange."""
+        return self.predicted.exposed_s / self.predicted.seconds
 
     @property
     def bound(self) -> Bound:
-        """The shortest time of a step: that of independent processes side by side.
-
-        Shared caches, memory and clock are in it. An exchange can hide behind computing, so it
-        needs no time of its own in a lower bound.
-        """
-        if self.independent is None:
-            return Bound(None, 0.0, "one rank exchanges nothing")
-        return Bound(self.independent.median, self.independent.spread, "ranks without exchange")
-
-
-@dataclass(frozen=True)
-class ScalingComparison:
-    """What was measured, one row for each number of ranks."""
-
-    mode: str
-    update: str
-    net: str
-    rows: tuple[ScalingRow, ...]
-    assumptions: tuple[str, ...]
+        """The shortest time of a step: that of independent processes side by side."""
+        return Bound(self.together.median, self.together.spread, "ranks without exchange")
 
     def __str__(self) -> str:
+        each = f"{self.threads} thread{'s'[: self.threads != 1]}"
         lines = [
-            f"{self.mode} scaling, {self.update}: {MODES[self.mode]}; {UPDATES[self.update]}.",
-            f"{self.net}:  ranks  batch per rank  step [ms] (quartiles)    images/s  speed-up  "
-            f"efficiency  {SHARE}  predicted [ms]",
+            f"{self.name}, {self.ranks * self.batch} samples a step, {1e-6 * self.nbytes:.3g} MB "
+            f"of gradients (updates differ by {100 * self.difference:.1g} %)"
         ]
-        for row in self.rows:
-            times = f"{1e3 * row.step.median:.1f}"
-            if len(row.step.seconds) > 1:
-                times += f" ({1e3 * row.step.low:.1f} to {1e3 * row.step.high:.1f})"
-            said = ""
-            if row.predicted_s is not None:
-                said = f"{1e3 * row.predicted_s:.1f} ({100 * (row.ratio - 1):+.0f} %)"
+        if self.equal is not None:
             lines.append(
-                f"{'':{len(self.net)}}  {row.ranks:6}  {row.batch_per_rank:14}  {times:22}  "
-                f"{row.images_per_s:9.0f}  {row.speedup:8.2f}  {100 * row.efficiency:8.0f} %  "
-                f"{row.bound.cell(row.step):>{len(SHARE)}}  {said}"
+                "  not the same update: each rank normalises over its own samples (with equal "
+                f"samples on all they differ by {100 * self.equal:.1g} %)"
             )
-            if row.staleness is not None:
-                lines.append(
-                    f"staleness of {row.ranks} workers: {row.staleness:.2f}, simulated "
-                    f"{row.predicted_staleness:.2f}"
-                )
-            elif row.predicted is not None:
-                lines.append(f"from parts: {row.predicted}")
-        lines.append(f"{SHARE}: step of all ranks at once without exchange, over the measured one.")
-        return "\n".join([*lines, *(f"Assumed: {each}" for each in self.assumptions), LAUNCHERS])
+        lines += [
+            f"  1 process, {each}, {self.alone_batch} samples:  {self.alone}",
+            f"  {self.ranks} ranks of {each}:  {self.step}; {self.samples_per_s:.0f} samples/s",
+            f"  the ranks at once without exchange: {self.together}; {SHARE} "
+            f"{self.bound.cell(self.step)}",
+            f"  predicted from parts: {self.predicted}",
+            "    measured: the ranks' computing side by side, with what sharing the machine costs; "
+            "the exchange alone",
+            "    predicted: that a step is their sum, nothing of the exchange hidden",
+            f"  speed-up {self.range}, predicted {self.predicted_speedup:.2f}: "
+            f"{100 * (self.ratio - 1):+.0f} % in time",
+        ]
+        return "\n".join(lines)
+
+
+def against_one(
+    step: TimedStep, cluster: Cluster, seconds: float = 20.0, alone_batch: int | None = None,
+    steps: int = 2, rounds: int = MOST_ROUNDS,
+) -> Speedup:  # fmt: skip
+    """Measure a step on ranks and by one process, and predict the ranks' step from its parts.
+
+    First the ranks are checked to do the work of the process (`equal_work`). Then parts and step
+    alternate in rounds, the first call of each turn dropped:
+
+        alone      one process takes the samples of all, the other ranks sleep
+        together   each rank takes its slice of them, all at once, without exchange
+        update     the optimizer's; with exchange on top in `exchange`
+        step       the real one
+
+    The prediction is the median of the slowest rank of `together` plus the exchange. So what ranks
+    lose by sharing memory and caches is measured; predicted is that nothing hides the exchange.
+    No time of the real step is used. The exchange is measured with all gradients ready at once;
+    if the backward pass hides part of it (a free core, several threads), the predicted step is
+    too long. Leaves out the input pipeline: the samples are in memory.
+
+    Args:
+        step: of a use case's `step(...)`, or of `step_of`.
+        seconds: approximate time of the rounds, of which there are always a few (s); the check
+            of equal work and tracing come before.
+        alone_batch: samples of the one process; None for those of all ranks.
+        steps: measured calls of a part in a round.
+        rounds: at most.
+    """
+    batch = alone_batch or cluster.ranks * step.batch_per_rank
+    found = cluster.run(measure_parts, step, batch, steps, rounds, seconds)
+    slowest = {
+        part: Timing(tuple(np.max([rank[part] for rank in found], axis=0).tolist()))
+        for part in ("together", "step")
+    }
+    difference, equal = found[0]["work"]
+    return Speedup(
+        step.name, cluster.ranks, cluster.plan.threads, step.batch_per_rank, found[0]["nbytes"],
+        difference, batch, Timing(tuple(found[0]["alone"])), **slowest, predicted=from_parts(found),
+        equal=equal,
+    )  # fmt: skip
 
 
 def measure(
     ranks: Sequence[int] = (1, 2),
-    update: str = "synchronous",
     net: str = "mnist_cnn",
     batch_per_rank: int | None = None,
     global_batch: int | None = None,
     steps: int = 60,
-    rounds: int = 20,
     oversubscribe: bool = False,
-) -> ScalingComparison:
-    """Measure steps on numbers of ranks, and predict each from one rank's and the exchange's.
+) -> tuple[str, list[Speedup]]:
+    """Measure a named net's step on numbers of ranks (`against_one`).
 
     Weak scaling is asked for by `batch_per_rank`, strong scaling by `global_batch`; without both
-    it is weak scaling with 100 images per rank.
-
-    Synchronous: the ranks measure the parts and the step in turns. Predicted is the median of
-
-        max over ranks of a step without exchange, all ranks busy  +  exchange
-
-    where the exchange is the distributed optimizer's update less the plain one. Asynchronous:
-    `simulate.asynchronous` with the gradient's time (all workers busy), the way to an idle server
-    and back, and the server's update.
+    it is weak scaling with 100 images per rank. The one process has the batch of one rank in weak
+    scaling, the global batch in strong scaling.
 
     Args:
-        ranks: numbers of ranks; for asynchronous, of workers (counts).
         batch_per_rank: images of each rank in a step, for any number of ranks (count).
         global_batch: images of all ranks in a step, divided by the ranks (count).
         steps: measured steps of each part (count).
-        rounds: turns that these are divided into; asynchronous has one (count).
         oversubscribe: allow more ranks than cores.
+
+    Returns:
+        "strong" or "weak", and one `Speedup` for each number of ranks.
     """
-    require_known(update, UPDATES, "update")
     require_known(net, models.names("digits", "classifier"), "net")
-    for name, value in (("steps", steps), ("rounds", rounds)):
-        require_count(value, name)
-    require(rounds <= steps, "rounds", f"be at most the {steps} steps", rounds)
+    require_count(steps, "steps")
     counts = sorted({require_count(each, "ranks") for each in ranks})
     cores = describe().usable_cores
     then = "Use fewer ranks or `oversubscribe=True`."
@@ -172,67 +215,21 @@ def measure(
         oversubscribe or counts[-1] <= cores,
         "ranks", f"be at most the {cores} cores this process may use", counts[-1], then,
     )  # fmt: skip
-    if global_batch is None:
-        mode, batch = "weak", 100 if batch_per_rank is None else batch_per_rank
-        batches = dict.fromkeys(counts, require_count(batch, "batch_per_rank"))
-    else:
+    mode, batch = "weak", 100 if batch_per_rank is None else batch_per_rank
+    if global_batch is not None:
         mode, batch = "strong", require_count(global_batch, "global_batch")
         must, then = "be None with `batch_per_rank`", "Give one of the two."
         require(batch_per_rank is None, "global_batch", must, global_batch, then)
         even = all(batch % p == 0 for p in counts)
         must = f"be divisible by {', '.join(map(str, counts))}"
         require(even, "global_batch", must, global_batch)
-        batches = {p: batch // p for p in counts}
-    if update == "synchronous":
-        rows = _synchronous(batches, batch, net, steps, rounds)
-    else:
-        rows = _asynchronous(batches, batch, net, steps)
-    return ScalingComparison(mode, update, net, tuple(rows), ASSUMPTIONS[update])
-
-
-ASSUMPTIONS = {
-    "synchronous": (
-        "All ranks compute at the same time when parts are measured: sharing of memory, caches "
-        "and clock is in the prediction.",
-        "Nothing of the exchange hides behind computing: the gradients are summed together. It is "
-        "the distributed optimizer's update less the plain one, each after a computation and a "
-        "barrier.",
-        "A step takes as long as the slowest of those that began together without exchange.",
-    ),
-    "asynchronous": (
-        "Gradients are computed with all workers busy and the server idle; the server's own work "
-        "shares a core with a worker where there is none left.",
-        "A worker's step times follow a gamma distribution of the measured mean and spread.",
-        "The speed-up is over one worker with a server.",
-    ),
-}
-
-
-def _synchronous(
-    batches: dict[int, int], batch: int, net: str, steps: int, rounds: int
-) -> list[ScalingRow]:
-    rows, each = [], -(-steps // rounds)
-    for p, mine in batches.items():
-        with Cluster(ranks=p, oversubscribe=True, magics=False) as ready:
-            part = step_of(net, mine)
-            found = ready.run(measure_parts, part, batch, each, rounds)
-        alone_s = statistics.median(found[0]["alone"])
-        if p == 1:
-            timing, predicted, independent = Timing(tuple(found[0]["alone"])), None, None
-        else:
-            timing, independent = (
-                Timing(tuple(np.max([rank[part] for rank in found], axis=0).tolist()))
-                for part in ("step", "together")
-            )
-            predicted = from_parts(found)
-        throughput = p * mine / timing.median
-        rows.append(
-            ScalingRow(
-                p, mine, timing, throughput, throughput / (batch / alone_s), predicted,
-                None if predicted is None else predicted.seconds, alone_s, independent,
-            )
-        )  # fmt: skip
-    return rows
+    each, rows = min(3, steps), []
+    for p in counts:
+        step = step_of(net, batch // p if mode == "strong" else require_count(batch, "batch"))
+        with Cluster(ranks=p, oversubscribe=True, magics=False) as cluster:
+            limits = {"steps": each, "rounds": -(-steps // each)}
+            rows.append(against_one(step, cluster, float("inf"), batch, **limits))
+    return mode, rows
 
 
 def from_parts(found: Sequence[dict[str, list[float]]]) -> StepTime:
@@ -249,45 +246,6 @@ def from_parts(found: Sequence[dict[str, list[float]]]) -> StepTime:
         straggler_s=max(0.0, slowest_s - compute_s),
         exposed_s=max(0.0, float(max(exchange_s) - np.mean(update_s))),
     )
-
-
-def _asynchronous(batches: dict[int, int], batch: int, net: str, steps: int) -> list[ScalingRow]:
-    rows: list[ScalingRow] = []
-    one: float | None = None
-    for p in sorted({1, *batches}):
-        mine = batches.get(p, batch)
-        with Cluster(ranks=p + 1, oversubscribe=True, magics=False) as ready:
-            *workers, server = ready.run(_asynchronous_on_rank, net, mine, steps)
-        per_s = server["updates"] / server["seconds"]
-        computing = np.concatenate([each["compute"] for each in workers])
-        team = simulate.WorkerTimes(
-            p, float(computing.mean()), float(computing.std() / computing.mean())
-        )
-        travel_s = max(0.0, workers[0]["travel"] - server["update"])
-        predicted = simulate.asynchronous(team, p * steps, server["update"], travel_s)
-        throughput = per_s * mine
-        one = throughput if one is None else one
-        if p in batches:
-            rows.append(
-                ScalingRow(
-                    p, mine, Timing((p / per_s,)), throughput, throughput / one, None,
-                    None if p == 1 else p / predicted.updates_per_s, float(np.median(computing)),
-                    Timing(tuple(computing.tolist())), server["staleness"],
-                    float(predicted.staleness.mean()),
-                )
-            )  # fmt: skip
-    return rows
-
-
-# The parts that are measured in turns: one rank by itself, all ranks without exchange at the
-# same time, the update alone, update with exchange, and the real step.
-PARTS = ("alone", "together", "update", "exchange", "step")
-RATE = 1e-3  # of SGD: speed does not depend on it, the weights must stay finite
-# One process with the samples of all makes an update that differs by rounding; a sum instead of a
-# mean, or an exchange left out, gives one that differs by half the update and more.
-ROUNDING = 0.02
-LEAST_ROUNDS = 5
-PAUSE_S = 1e-4
 
 
 @dataclass(frozen=True)
@@ -361,7 +319,7 @@ def classifier_worker(model: Any, optimizer: Any, comm: Communicator, *own: Any)
 
 
 def measure_parts(
-    step: TimedStep, alone_batch: int, steps: int, rounds: int, seconds: float = float("inf")
+    step: TimedStep, alone_batch: int, steps: int, rounds: int, seconds: float
 ) -> dict[str, Any]:
     """Measure on all ranks, in rounds, so that a disturbance hits all parts alike; collective."""
     from mpi4py import MPI
@@ -514,72 +472,3 @@ def _worker(net: str, seed: int, comm: Communicator) -> StepWorker:
 
 def _images(net: str, samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return random_images(models.build(net, dropout=0.0), samples, seed)
-
-
-def _asynchronous_on_rank(net: str, batch: int, steps: int) -> dict[str, Any]:
-    """Train with one server, the last rank, and measure the parts first; collective."""
-    from mpi4py import MPI
-
-    from dlcourse.parallel import parameter_server
-
-    comm = sleeping(MPI.COMM_WORLD)
-    serves = comm.rank == comm.size - 1
-    gradient, weights = _gradient(net, batch)
-    updates: list[float] = []
-
-    def update(part: np.ndarray, mean: np.ndarray) -> None:
-        start = perf_counter()
-        part -= RATE * mean
-        updates.append(perf_counter() - start)
-
-    gradient(weights, comm.rank, 0)
-    comm.Barrier()
-    compute: list[float] = []
-    while not serves and len(compute) < steps:
-        start = perf_counter()
-        gradient(weights, comm.rank, 0)
-        compute.append(perf_counter() - start)
-    comm.Barrier()
-    still = np.zeros_like(weights)
-    # the first worker exchanges by itself; the others send once
-    few = [steps] + [1] * (comm.size - 2)
-    calm = parameter_server.train(
-        comm, weights, lambda *_: (still.copy(), batch), few, update, "asynchronous"
-    )[1]
-    travel = calm.waited_s / steps if comm.rank == 0 else None
-    updates.clear()
-    comm.Barrier()
-    record = parameter_server.train(comm, weights, gradient, steps, update, "asynchronous")[1]
-    return {
-        "compute": compute,  # on workers: times of a gradient with all workers busy (s)
-        "travel": travel,  # on rank 0: an exchange with an idle server (s)
-        "update": float(np.median(updates)) if updates else None,  # on the server (s)
-        "seconds": record.seconds,
-        "updates": record.updates,
-        "staleness": float(np.mean(record.staleness)) if record.staleness else None,
-    }
-
-
-def _gradient(net: str, batch: int) -> tuple[Callable[..., Any], np.ndarray]:
-    """Give the gradient as a function of flat weights, and the first weights."""
-    import tensorflow as tf
-
-    model = models.build(net, seed=0, dropout=0.0)
-    variables = model.trainable_variables
-    sizes = [int(np.prod(each.shape)) for each in variables]
-    images, labels = map(tf.constant, random_images(model, batch, seed=0))
-
-    @tf.function(autograph=False)
-    def flat(weights: Any) -> Any:
-        parts = tf.split(weights, sizes)
-        for variable, part in zip(variables, parts, strict=True):
-            variable.value.assign(tf.reshape(part, variable.shape))
-        with tf.GradientTape() as tape:
-            logits = model(images, training=True)
-            each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-            loss = tf.reduce_mean(each)
-        found = tape.gradient(loss, [each.value for each in variables])
-        return tf.concat([tf.reshape(each, [-1]) for each in found], 0)
-
-    weights = np.concatenate([np.ravel(each.numpy()) for each in variables])
-    return (lambda current, worker, step: (flat(current).numpy(), batch)), weights

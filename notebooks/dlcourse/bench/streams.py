@@ -59,19 +59,16 @@ class StreamSplit:
 def compare(
     net: str = "mnist_cnn",
     batch_per_rank: int = 1,
-    image: int | None = None,
     seconds: float = 10.0,
-    seed: int = 0,
     machine: Machine | None = None,
 ) -> list[StreamSplit]:
-    """Measure inference for 1, 2, 4, ... streams up to one per core on the same cores.
+    """Measure inference for each number of streams that divides the cores, on the same cores.
 
     Each stream is a process, bound to its cores by `threads.plan` and with as many threads as
     cores. All streams have the same net and the same images; their first answers must agree. The
     splits take turns, so the processes of all of them are in memory together.
 
     Args:
-        image: height and width of the images (pixels); None for the net's default.
         seconds: time of all turns together (s).
         machine: the machine with the cores; None for this one.
 
@@ -80,11 +77,11 @@ def compare(
     """
     machine = describe() if machine is None else machine
     cores = machine.usable_cores
-    counts = sorted({2**power for power in range(cores.bit_length())} | {cores})
+    counts = [count for count in range(1, cores + 1) if cores % count == 0]
     require_known(net, models.names("digits", "imagenet"), "net")
     plans = [threads.plan(machine, count) for count in counts]
     share_s = seconds / (len(plans) * TURNS)
-    work = {"net": net, "batch_per_rank": batch_per_rank, "image": image, "seed": seed}
+    work = {"net": net, "batch_per_rank": batch_per_rank, "image": None, "seed": 0}
     with ExitStack() as stack:
         running = []
         for plan in plans:

@@ -18,18 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
 from numpy.typing import ArrayLike
 
-from dlguide.collectives.agreement import agree_or_raise, require_equal
+from dlguide.collectives.agreement import agree_or_raise
 from dlguide.data.datasets import shard
 from dlguide.errors import MissingComponentError, require
-
-if TYPE_CHECKING:
-    from mpi4py.MPI import Comm
 
 
 def load_daal4py() -> ModuleType:
@@ -62,15 +59,12 @@ class KMeansFit:
     """Centres that the ranks have found together; equal on all except for `rank` and `own`.
 
     Args:
-        centres: shape (clusters, columns).
-        initial: the initial centres, of the same shape.
+        centres: shape (clusters, columns), as those in `initial`.
         inertia: sum of the squared distances of all points from their centres.
         objective: daal4py's own value: the inertia before its last step.
-        iterations: steps made.
-        counts: points of each cluster, over all ranks.
-        points: of all ranks.
-        own: points of this rank.
-        threads: threads that daal4py was set to on this rank.
+        counts: points of each cluster, over all ranks, of whom there are `points` in all and `own`
+            on this rank.
+        threads: that daal4py was set to on this rank.
         seconds: time of the iterations, of the slowest rank (s).
     """
 
@@ -139,10 +133,17 @@ def fit(
     from mpi4py import MPI
 
     world, daal4py = MPI.COMM_WORLD, load_daal4py()
+    rows = np.ascontiguousarray(points, np.float64)
     with agree_or_raise(world):
-        rows = _finite(points)
-    require_equal(world, columns=rows.shape[1])
-    count = _require_enough(world, rows, clusters)
+        must = f"be at least the {clusters} clusters on every rank"
+        then = "daal4py would wait indefinitely. Use fewer ranks or fewer clusters."
+        require(len(rows) >= clusters, "points", must, len(rows), then)
+        finite = np.isfinite(rows).all(axis=1)
+        row = int(np.argmin(finite))
+        then = "Drop such rows or fill them: one NaN would spread to every centre."
+        got = f"{rows[row].tolist()} in row {row}"
+        require(finite.all(), "points", "be finite numbers", got, then)
+    count = world.allreduce(len(rows))
     mean = sum(world.allgather(rows.sum(axis=0))) / count
     moved = rows - mean
 
@@ -181,35 +182,6 @@ def fit(
         threads=used,
         seconds=seconds,
     )
-
-
-def _finite(points: ArrayLike) -> np.ndarray:
-    """Return a table of finite numbers in daal4py's format: contiguous float64 rows."""
-    rows = np.ascontiguousarray(points, np.float64)
-    finite = np.isfinite(rows).all(axis=1)
-    if not finite.all():
-        row = int(np.argmin(finite))
-        then = "Drop such rows or fill them: one NaN would spread to every centre."
-        require(False, "points", "be finite numbers", f"{rows[row].tolist()} in row {row}", then)
-    return rows
-
-
-def _require_enough(world: Comm, rows: np.ndarray, clusters: int) -> int:
-    """Check that daal4py will not wait indefinitely; return the number of all ranks' points."""
-    counts = world.allgather(len(rows))
-    least = int(np.argmin(counts))
-    then = "daal4py needs that many everywhere. Use fewer ranks or fewer clusters."
-    must = f"be at least the {clusters} clusters on every rank"
-    require(counts[least] >= clusters, "points", must, f"{counts[least]} on rank {least}", then)
-    # a few rows have enough different ones as a rule; sorting all of them takes long
-    for few in (rows[:: 1 + len(rows) // 4096], rows):
-        listed = np.concatenate(world.allgather(np.unique(few, axis=0)[:clusters]))
-        different = len(np.unique(listed, axis=0))
-        if different >= clusters:
-            return sum(counts)
-    must, then = "be at most the number of different points", f"There are {different}."
-    require(False, "clusters", must, clusters, then)
-    raise AssertionError  # `require` has raised
 
 
 def assign(points: ArrayLike, centres: ArrayLike, threads: int | None = None) -> np.ndarray:

@@ -1,20 +1,23 @@
-"""The radiographs of the case: synthetic or published, packed in TFRecords, divided by patient.
+"""The radiographs of the case: synthetic ones in TFRecords, or NIH ChestX-ray14 as published.
 
-A packed collection is a folder:
+Synthetic ones are a folder:
 
     train/ and test/    data sets of `dlguide.data.formats`, each radiograph a PNG with 14 labels
     patients.txt        "train 12" or "test 12" for each radiograph, in their order
-    phantoms.json       how phantoms were made; published radiographs have none
 
-Published radiographs can also be read as they were unpacked; then every epoch opens each file.
+ChestX-ray14 is `Data_Entry_2017.csv`, two lists that divide the radiographs by patient, and twelve
+archives of images. Unpacked in one place they give one folder `images`, unpacked each on its own
+`images_001/images` to `images_012/images`. Some have four channels; all are read as grey.
+
 An archive for the pre-training is a folder with train/ alone, whose radiographs have the three
 labels `ARCHIVE_LABELS`: view, sex and age, which any archive has, and no finding.
+
+Source: Wang et al., ChestX-ray8, CVPR 2017, and the published files.
 """
 
 from __future__ import annotations
 
-import io
-import json
+import csv
 import os
 import zlib
 from collections.abc import Iterable
@@ -23,12 +26,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
-from dlcourse.readers.image_files import decode_image
-from dlcourse.synthetic import encoded, sample_rng
-from dlcourse.usecases.chest_xray import chestxray14, phantoms
+from dlcourse.readers import NO_CHECKSUM, ImageFiles, Layout, require_existing
+from dlcourse.synthetic import sample_rng
+from dlcourse.usecases.chest_xray import phantoms
 from dlcourse.usecases.chest_xray.model import normalisation
+from dlcourse.usecases.chest_xray.phantoms import FINDINGS
 from dlguide.data import formats
 from dlguide.data.formats import Sample
 from dlguide.data.input_pipeline import (
@@ -40,7 +43,7 @@ from dlguide.data.input_pipeline import (
     ResizedCrop,
     Source,
 )
-from dlguide.errors import MissingComponentError, require
+from dlguide.errors import DataError, MissingComponentError, require
 from dlguide.files import new_folder
 
 if TYPE_CHECKING:
@@ -48,8 +51,8 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "test")
 PATIENTS = "patients.txt"
-PHANTOMS = "phantoms.json"
-MANIFEST = "manifest.json"
+TABLE, LISTS = "Data_Entry_2017.csv", {"train": "train_val_list.txt", "test": "test_list.txt"}
+ORIGIN = "nihcc.app.box.com/v/ChestXray-NIHCC gives it out."
 # Every third synthetic patient is for the test: an area needs patients with and without a finding.
 _TEST_ONE_IN = 3
 _SHARD_SAMPLES = 2000
@@ -59,9 +62,6 @@ _SHARD_SAMPLES = 2000
 ARCHIVE_LABELS = ("lying", "female", "over 50")
 # The patients of an archive are other ones than those of the case, with any seed.
 OTHER_PATIENTS = 1_000_003
-
-# The decoded radiographs of a lesson stay in memory; published ones do not fit.
-_CACHE_NBYTES = 256_000_000
 
 
 class Split(Source):
@@ -111,7 +111,7 @@ class Collection:
     name: str
     train: Split
     test: Split
-    synthetic: bool = False
+    synthetic: bool = True
     validation: Split | None = None
     external: Split | None = None
 
@@ -141,29 +141,85 @@ class Collection:
 
 
 def read(folder: str | os.PathLike) -> Collection:
-    """Open a packed collection, or ChestX-ray14 as it was unpacked.
+    """Open synthetic radiographs, or ChestX-ray14 as it was unpacked.
 
     All labels are read and checked, no image yet.
     """
     base, splits = Path(folder), {}
-    if (base / chestxray14.TABLE).is_file():
+    if (base / TABLE).is_file():
         for split in SPLITS:
-            rows = chestxray14.read(base, split).rows
-            source = FileSource([(row.path, row.labels) for row in rows], f"{base.name} ({split})")
-            labels, patients = [row.labels for row in rows], [row.patient for row in rows]
+            files = read_published(base, split).files
+            labels, patients = [one for _, one in files], [_patient(path.name) for path, _ in files]
+            source = FileSource(files, f"{base.name} ({split})")
             splits[split] = Split(source, np.array(labels, np.int32), np.array(patients))
-        return Collection(base.name, **splits)
+        return Collection(base.name, **splits, synthetic=False)
     if not (base / PATIENTS).is_file():
         raise MissingComponentError(
-            f"There are no chest X-rays at {base}. Looked for {base / chestxray14.TABLE} "
-            f"(ChestX-ray14 as published) and for {base / PATIENTS} (packed by `chest_xray.pack` "
-            f"or `make_phantoms`). {chestxray14.ORIGIN}"
+            f"There are no chest X-rays at {base}. Looked for {base / TABLE} (ChestX-ray14 as "
+            f"published) and for {base / PATIENTS} (of `make_phantoms`). {ORIGIN}"
         )
     lines = [line.split() for line in (base / PATIENTS).read_text().splitlines()]
     for split in SPLITS:
         patients = np.array([int(patient) for name, patient in lines if name == split])
         splits[split] = Split(FormatSource(base / split), _labels(base / split), patients)
-    return Collection(base.name, **splits, synthetic=(base / PHANTOMS).is_file())
+    return Collection(base.name, **splits)
+
+
+def read_published(folder: str | os.PathLike, split: str = "train") -> ImageFiles:
+    """Find the radiographs of a split of ChestX-ray14, in the order of its list.
+
+    Raises:
+        MissingComponentError: if the table or a list is not there.
+        DataError: if a radiograph is missing or labelled with none of the findings, or a patient
+            is in both lists; names file and line.
+    """
+    base = Path(folder)
+    lines = {
+        file: require_existing(base / file, "such file of ChestX-ray14", ORIGIN)
+        .read_text(errors="replace").splitlines()
+        for file in (TABLE, *LISTS.values())
+    }  # fmt: skip
+    labels = {
+        row.get("Image Index"): _row(row.get("Finding Labels"), f"{base / TABLE}, line {line}")
+        for line, row in enumerate(csv.DictReader(lines[TABLE]), start=2)
+    }
+    for file in LISTS.values():
+        for line, name in enumerate(lines[file], start=1):
+            if name not in labels:
+                raise DataError(f"{base / file}, line {line}: {name!r} is not in {TABLE}.")
+    both = set.intersection(*({_patient(name) for name in lines[file]} for file in LISTS.values()))
+    if both:
+        raise DataError(f"{base / LISTS['test']}: patient {min(both)} is also in the train list.")
+    images = {path.name: path for where in ("images", "images_*/images")
+              for path in base.glob(f"{where}/*.png")}  # fmt: skip
+    names = lines[LISTS[split]]
+    missing = [name for name in names if name not in images]
+    if missing:
+        raise DataError(
+            f"{base}: {len(missing)} of the {len(names)} radiographs of {LISTS[split]} have no "
+            f"image, the first is {missing[0]}. Unpack all twelve archives."
+        )
+    return ImageFiles([(images[name], labels[name]) for name in names], "L")
+
+
+def _row(findings: str | None, where: str) -> tuple[int, ...]:
+    """Turn the findings of a line of the table into zeros and ones."""
+    found = [] if findings == "No Finding" else (findings or "").split("|")
+    for label in found:
+        if label not in FINDINGS:
+            raise DataError(f"{where}: {label!r} is none of the 14 findings nor 'No Finding'.")
+    return tuple(int(one in found) for one in FINDINGS)
+
+
+def _patient(name: str) -> int:
+    """Take the number of the patient from a radiograph's name, such as 00000001_000.png."""
+    return int(name[:8])
+
+
+# For `dlguide data verify`.
+CHESTXRAY14 = Layout(
+    (TABLE,), lambda folder: [{"split": split} for split in LISTS], read_published, (NO_CHECKSUM,)
+)
 
 
 def read_archive(folder: str | os.PathLike) -> Split:
@@ -175,22 +231,6 @@ def read_archive(folder: str | os.PathLike) -> Split:
 def _labels(folder: Path) -> np.ndarray:
     with formats.open(folder) as records:
         return np.array([one.labels for one in records], np.int32)
-
-
-def pack(real: str | os.PathLike, folder: str | os.PathLike, size: int = 256) -> Path:
-    """Pack ChestX-ray14 into TFRecords once, so that no epoch opens 112 000 files again.
-
-    The guide shrank to 250 pixels, the published sides have 1024. Returns the folder, complete or
-    not there at all.
-    """
-
-    def shrunk(sample: Sample) -> Sample:
-        image = Image.fromarray(decode_image(sample.data, "L", sample.key)[0])
-        pixels = np.asarray(image.resize((size, size), Image.Resampling.LANCZOS))
-        return Sample(encoded(pixels, "png"), sample.labels, sample.key)
-
-    return _write(folder, {split: map(shrunk, chestxray14.read(real, split).samples())
-                           for split in SPLITS})  # fmt: skip
 
 
 def make_phantoms(
@@ -221,61 +261,48 @@ def make_phantoms(
                 one = replace(one, pixels=phantoms.marked(one.pixels))
         split = "train" if one.patient % _TEST_ONE_IN else "test"
         splits[split].append(_sample(one, one.labels))
-    return _write(folder, splits, {"count": count, "size": size, "seed": seed})
+    with new_folder(folder) as made, (made / PATIENTS).open("w") as patients:
+        for split, samples in splits.items():
+            _write(made / split, samples)
+            patients.writelines(f"{split} {_patient(sample.key)}\n" for sample in samples)
+    return Path(folder)
 
 
 def make_archive(folder: str | os.PathLike, count: int, size: int, seed: int) -> Path:
     """Make an archive of synthetic radiographs of other patients, labelled `ARCHIVE_LABELS`."""
     drawn = phantoms.chest(count, size, seed + OTHER_PATIENTS)
-    with new_folder(folder) as made, formats.create(made / "train", "tfrecord") as writer:
-        for one in drawn:
-            writer.append(_sample(one, (one.view == "AP", one.gender == "F", one.age > 50)))
+    with new_folder(folder) as made:
+        _write(
+            made / "train",
+            (_sample(one, (one.view == "AP", one.gender == "F", one.age > 50)) for one in drawn),
+        )
     return Path(folder)
 
 
-def pipeline_for(source: Source, model: keras.Model, batch: int, augment: bool = False) -> Pipeline:
+def pipeline_for(source: Split, model: keras.Model, batch: int, augment: bool = False) -> Pipeline:
     """Build the pipeline that brings radiographs to the input of a net.
 
-    Those that have the net's size already are only normalised; others are resized first. If all
-    decoded pixels fit into memory, each radiograph is read and decoded once. `augment` crops 80 %
-    of the area or more at random and mirrors half of the images, as CheXNet did the latter.
+    Synthetic ones have the size of the small net and fit into memory: each is read and decoded
+    once. Published ones are resized. `augment` crops 80 % of the area or more at random and mirrors
+    half of the images, as CheXNet did the latter.
     """
     rows, columns, channels = model.inputs[0].shape[1:]
-    fits = _size(source) == (rows, columns)
-    resize: tuple = () if fits else (CentreCrop(rows, columns, max(rows, columns)),)
+    packed = isinstance(source.source, FormatSource)
+    resize: tuple = () if packed else (CentreCrop(rows, columns, max(rows, columns)),)
     if augment:
         resize = ResizedCrop(rows, columns, area=(0.8, 1.0)), Flip()
-    small = fits and source.count * rows * columns * channels <= _CACHE_NBYTES
     return Pipeline(
         source, batch, channels=channels, augment=(*resize, normalisation(model.name)),
-        cache="decoded" if small else "none", threads=1 if small else len(os.sched_getaffinity(0)),
+        cache="decoded" if packed else "none",
+        threads=1 if packed else len(os.sched_getaffinity(0)),
     )  # fmt: skip
-
-
-def _size(source: Source) -> tuple[int, int]:
-    """Height and width of the first image, from its header alone."""
-    data, _ = source.read(np.arange(1))
-    try:
-        width, height = Image.open(io.BytesIO(data[0])).size
-    except OSError as error:
-        raise source.damaged(0, f"is no image that can be read: {error}") from error
-    return height, width
 
 
 def _sample(radiograph: phantoms.Radiograph, labels: Iterable[float]) -> Sample:
     return Sample(radiograph.encoded(), tuple(int(one) for one in labels), radiograph.name)
 
 
-def _write(
-    folder: str | os.PathLike, splits: dict[str, Iterable[Sample]],
-    settings: dict[str, Any] | None = None,
-) -> Path:  # fmt: skip
-    with new_folder(folder) as made, (made / PATIENTS).open("w") as patients:
-        for split, samples in splits.items():
-            with formats.create(made / split, "tfrecord", _SHARD_SAMPLES) as writer:
-                for sample in samples:
-                    writer.append(sample)
-                    patients.write(f"{split} {int(sample.key[:8])}\n")
-        if settings is not None:
-            (made / PHANTOMS).write_text(json.dumps(settings) + "\n")
-    return Path(folder)
+def _write(folder: Path, samples: Iterable[Sample]) -> None:
+    with formats.create(folder, "tfrecord", _SHARD_SAMPLES) as writer:
+        for sample in samples:
+            writer.append(sample)

@@ -1,8 +1,8 @@
 """The nets of the case, and their initial weights from another training.
 
-A small net for lessons, the guide's two (VGG-16, ResNet-50) and CheXNet's DenseNet-121. Transfer
-sets all layers but the last, which belongs to the old task; every array is checked by name and
-shape before any is changed.
+A small net for lessons, and CheXNet's DenseNet-121 for published radiographs. Transfer sets all
+layers but the last, which belongs to the old task; every array is checked by name and shape before
+any is changed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from dlcourse.usecases.chest_xray.phantoms import FINDINGS
 from dlguide import models
 from dlguide.data.input_pipeline import IMAGENET_DEVIATION, IMAGENET_MEAN, Normalise
-from dlguide.errors import require, require_known
 from dlguide.training import checkpoint
 from dlguide.training.checkpoint import CheckpointError
 from dlguide.training.schedules import from_config
@@ -23,12 +22,8 @@ from dlguide.training.schedules import from_config
 if TYPE_CHECKING:
     import keras
 
-SMALL = "chest_cnn"
-REAL = "densenet121"  # the net for real radiographs unless another is asked for
-LARGE = ("vgg16", "resnet50", REAL)
-NETS = (SMALL, *LARGE)
-# Height and width of a net's images unless others are given (pixels).
-SIZES = {SMALL: 32, **dict.fromkeys(LARGE, 224)}
+SMALL, REAL = "chest_cnn", "densenet121"
+SIZES = {SMALL: 32, REAL: 224}  # height and width of a net's images (pixels)
 HEAD = "logits"
 _FILTERS = (16, 32, 48)
 _HIDDEN = 96
@@ -45,37 +40,31 @@ def build(
 
     "chest_cnn" has three convolutions of 3 x 3 with 16, 32 and 48 filters, each followed by
     pooling, and a dense layer of 96 units: without batch normalisation, so that ranks train
-    exactly as one process does. The others are those of `dlguide.models`. `image` is the height
-    and width (pixels), None for the net's own; the initial weights are equal on every rank.
+    exactly as one process does. "densenet121" is the library's. `image` is the height and width
+    (pixels), None for the net's own; the initial weights are equal on every rank.
     """
-    image = image or SIZES[require_known(net, NETS, "net")]
-    if net in LARGE:
+    image = image or SIZES[net]
+    if net == REAL:
         return models.build(net, seed, dtype=dtype, image=image, classes=outputs)
     import keras
+    from keras import layers
 
     from dlcourse.nets.seeded import SeededLayers
 
     make = SeededLayers(net, seed, dtype, seed, start="HeNormal")
     x = images = keras.Input((image, image, 1), dtype=make.wide, name="images")
+    relu = {"padding": "same", "activation": "relu"}
     for number, filters in enumerate(_FILTERS, start=1):
-        x = make(
-            keras.layers.Conv2D,
-            x,
-            filters,
-            3,
-            padding="same",
-            activation="relu",
-            name=f"conv{number}",
-        )
-        x = make(keras.layers.MaxPooling2D, x, 2, name=f"pool{number}")
-    x = make(keras.layers.Flatten, x, name="flatten")
-    x = make(keras.layers.Dense, x, _HIDDEN, activation="relu", name="hidden")
+        x = make(layers.Conv2D, x, filters, 3, name=f"conv{number}", **relu)
+        x = make(layers.MaxPooling2D, x, 2, name=f"pool{number}")
+    x = make(layers.Flatten, x, name="flatten")
+    x = make(layers.Dense, x, _HIDDEN, activation="relu", name="hidden")
     return keras.Model(images, make.logits(x, outputs, name=HEAD), name=net)
 
 
 def normalisation(net: str) -> Normalise:
     """The step of a pipeline that brings grey values to the range of a net."""
-    if net in LARGE:
+    if net == REAL:
         return Normalise(IMAGENET_MEAN, IMAGENET_DEVIATION)
     return Normalise((0.5,), (0.25,))
 
@@ -143,10 +132,6 @@ def transfer(model: keras.Model, path: str | os.PathLike) -> WeightsOrigin:
     if path.is_dir():
         path = choose_checkpoint(path)
     if path.suffix == ".h5":
-        must, then = f"be a checkpoint of dlguide for {model.name}", (
-            "Keras' own files of this net expect other images (blue first, 0 to 255, minus a mean)."
-        )  # fmt: skip
-        require(model.name == REAL, "weights", must, str(path), then)
         import keras
 
         keras.Model(model.inputs, model.get_layer(HEAD).input).load_weights(path)

@@ -23,8 +23,8 @@ from dlguide.measure import TrainingResult
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from dlcourse.bench.scaling import Speedup
     from dlcourse.usecases.chest_xray.model import WeightsOrigin
-    from dlcourse.usecases.speedup import Speedup
 
 # With fewer patients of a kind the estimated variance is not reliable.
 FEW = 10
@@ -78,7 +78,6 @@ def areas(
         Biometrics 53 (1997), 567-578 (patients with several images).
     """
     nets = [scores] if minus is None else [scores, minus]
-    ends = _ends if minus is None else _ends_of_difference
     labels, who = np.asarray(labels, bool), np.unique(patients, return_inverse=True)[1]
     found, influences, added = [], [], 0.0
     for k in judgeable(labels):
@@ -91,13 +90,13 @@ def areas(
             least = math.hypot(*(expected_error(area, *people) for area, _ in each))
             added += max(error, least) ** 2 - error**2
             error = max(error, least)
-        found.append(Estimate(names[k], value, *ends(value, error, min(people)), error))
+        found.append(_estimate(names[k], value, error, min(people), minus is not None))
         influences.append(influence)
     value = float(np.mean([one.value for one in found]))
     # the findings of a patient go together; what few patients add counts as independent
     variance = np.sum(np.mean(influences, 0) ** 2) + added / len(found) ** 2
     error, rarest = float(np.sqrt(variance)), len(np.unique(who))
-    return *found, Estimate("mean", value, *ends(value, error, rarest), error)
+    return *found, _estimate("mean", value, error, rarest, minus is not None)
 
 
 def influence_of(truth: ArrayLike, scores: ArrayLike, who: ArrayLike) -> tuple[float, np.ndarray]:
@@ -147,19 +146,19 @@ def judgeable(labels: np.ndarray) -> np.ndarray:
     return columns
 
 
-def _ends_of_difference(value: float, error: float, fewest: int) -> tuple[float, float]:
-    return value - _WIDTH * error, value + _WIDTH * error
-
-
-def _ends(value: float, error: float, fewest: int) -> tuple[float, float]:
-    """Ends of an area's interval, symmetric on the scale of the log odds."""
-    if not 0 < value < 1:
-        end = 0.025 ** (1 / fewest)
-        return (end, 1.0) if value == 1 else (0.0, 1 - end)
+def _estimate(name: str, value: float, error: float, fewest: int, difference: bool) -> Estimate:
+    """Add an interval: of an area it is symmetric on the scale of the log odds."""
     from scipy.special import expit, logit
 
-    width = _WIDTH * error / (value * (1 - value))
-    return float(expit(logit(value) - width)), float(expit(logit(value) + width))
+    if difference:
+        low, high = value - _WIDTH * error, value + _WIDTH * error
+    elif value in (0, 1):
+        end = 0.025 ** (1 / fewest)
+        low, high = (end, 1.0) if value == 1 else (0.0, 1 - end)
+    else:
+        width = _WIDTH * error / (value * (1 - value))
+        low, high = float(expit(logit(value) - width)), float(expit(logit(value) + width))
+    return Estimate(name, value, low, high, error)
 
 
 def probabilities(logits: ArrayLike, weights: np.ndarray | None = None) -> np.ndarray:
@@ -172,20 +171,18 @@ def probabilities(logits: ArrayLike, weights: np.ndarray | None = None) -> np.nd
         logits: z, shape (samples, labels).
         weights: of zeros and ones, shape (2, labels); None to leave the logits alone.
     """
-    logits = np.asarray(logits, float)
-    if weights is not None:
-        logits = logits - np.log(weights[1] / weights[0])
-    return 1 / (1 + np.exp(-logits))
+    from scipy.special import expit
+
+    return expit(logits if weights is None else logits - np.log(weights[1] / weights[0]))
 
 
-@dataclass(frozen=True, eq=False)
-class Judged:
+class Judged(NamedTuple):
     """Radiographs that were judged: labels and logits of shape (radiographs, 14), and the areas."""
 
     areas: tuple[Estimate, ...]
-    labels: np.ndarray = field(repr=False)
-    scores: np.ndarray = field(repr=False)
-    patients: np.ndarray = field(repr=False)
+    labels: np.ndarray
+    scores: np.ndarray
+    patients: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,7 +200,6 @@ class Outcome:
 
     net: str
     data: str
-    synthetic: bool
     origin: WeightsOrigin | None
     start_rate: float
     weights: np.ndarray = field(repr=False)

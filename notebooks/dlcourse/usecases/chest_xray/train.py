@@ -54,7 +54,6 @@ def train(
     *,
     weights: str | os.PathLike | None = None,
     net: str | None = None,
-    image: int | None = None,
     batch_per_rank: int = 32,
     epochs: int = 5,
     pretrain_epochs: int = 8,
@@ -62,7 +61,6 @@ def train(
     learning_rate: float | None = None,
     head_times: float = 1.0,
     labelled: int | None = None,
-    validation: float | None = None,
     external: str | os.PathLike | None = None,
     dtype: str = "float32",
     archive: int | str | os.PathLike | None = None,
@@ -75,15 +73,15 @@ def train(
     raises in proportion to the global batch. All ranks call with the same arguments.
 
     Args:
-        folder: the radiographs, as `data.read` opens them.
-        seed: of the initial weights, the order, and the patients of `labelled` and `validation`.
+        folder: the radiographs, as `data.read` opens them; of published ones a tenth of the
+            training patients is kept apart as a validation.
+        seed: of the initial weights, the order, and the patients of `labelled` and of a validation.
         checkpoint: folder to write to and to resume from, bit for bit; None for neither.
         on_result: called with the numbers of each step.
         parallel: False for this process alone, True for all ranks of the launcher, None for True
             if there are several.
         weights: weights of the same net to begin with instead of a pre-training (`transfer`).
-        net: one of `model.NETS`; None for "chest_cnn", or "densenet121" with published radiographs.
-        image: height and width (pixels); None for the net's own.
+        net: "chest_cnn" or "densenet121"; None for the second with published radiographs.
         epochs: of the fine-tuning.
         start: "chosen" or "last" checkpoint of the pre-training, or "none" for a training from
             scratch.
@@ -91,8 +89,6 @@ def train(
             checkpoint's, or without one, for 0.05 per 32 radiographs of the global batch.
         head_times: rate of the last layer over that of the others.
         labelled: training radiographs whose labels are used; None for all.
-        validation: share of the training patients that is kept apart to choose settings with;
-            None for a tenth of published radiographs, and none of phantoms.
         external: folder of another collection, whose test is judged too.
         archive: folder of an archive, or a count of phantoms; None for 1500 with phantoms.
             Published radiographs get no pre-training on drawings unless it is given.
@@ -105,8 +101,8 @@ def train(
         must = "be given for published radiographs, which are not pre-trained on drawings"
         then = 'Take Keras\' ImageNet weights (densenet121_weights_*_notop.h5), or start="none".'
         require(found.synthetic or archive or not pretrains, "weights", must, weights, then)
-        found = found.with_validation((0.0 if found.synthetic else 0.1)
-                                      if validation is None else validation, seed)  # fmt: skip
+        if not found.synthetic:
+            net, found = net or nets.REAL, found.with_validation(0.1, seed)
         if labelled is not None:
             found = found.labelled(labelled, seed)
         if external is not None:
@@ -114,8 +110,8 @@ def train(
         for name, part in found.parts.items():
             if name != "train":
                 report.judgeable(part.labels)  # raises before the training, not after it
-    net = net or (nets.SMALL if found.synthetic else nets.REAL)
-    size = image or nets.SIZES[net]
+    net = net or nets.SMALL
+    size = nets.SIZES[net]
     global_batch = batch_per_rank * comm.size
     rate = RATE * global_batch / RATE_BATCH
     place = devices.choose("auto", comm)
@@ -174,7 +170,7 @@ def train(
                 areas = report.areas(part.labels, scores, part.patients, FINDINGS)
                 judged[name] = Judged(areas, part.labels, scores, part.patients)
     return Outcome(
-        model.name, found.name, found.synthetic, origin, highest if first is None else first,
+        model.name, found.name, origin, highest if first is None else first,
         class_weights(found.train.labels), pretrained, tuned, judged,
     )  # fmt: skip
 
@@ -309,14 +305,13 @@ def predict_logits(
                    for one in comm.allgather_bytes(logits.tobytes())], axis=0)  # fmt: skip
 
 
-def step(batch_per_rank: int = 128, seed: int = 0) -> TimedStep:
-    """Return one step of the small net's fine-tuning, for `usecases.speedup.measure`.
+def step(batch_per_rank: int) -> TimedStep:
+    """Return one step of the small net's fine-tuning, for `bench.scaling.against_one`.
 
     The radiographs are in memory, because the input has its own measurements. With fewer than
     about 100 a rank, a step is so short that the exchange takes much of it.
     """
-    build = partial(_worker, seed=seed)
-    return TimedStep(f"{nets.SMALL} with 14 labels", batch_per_rank, build, _samples)
+    return TimedStep(f"{nets.SMALL} with 14 labels", batch_per_rank, _worker, _samples)
 
 
 def _samples(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -326,11 +321,11 @@ def _samples(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return images.astype(np.float32), labels.astype(np.int32)
 
 
-def _worker(comm: Communicator, seed: int) -> StepWorker:
+def _worker(comm: Communicator) -> StepWorker:
     import tensorflow as tf
 
     labels = np.eye(_ONE_POSITIVE_IN)[:, :1].repeat(len(FINDINGS), axis=1)
     loss = partial(weighted_loss, weights=class_weights(labels))
     spec = tf.TensorSpec([None, len(FINDINGS)], tf.int32, name="labels")
-    model, metrics = nets.build(seed=seed), {"accuracy": label_accuracy}
+    model, metrics = nets.build(), {"accuracy": label_accuracy}
     return classifier_worker(model, optimizer(1e-3), comm, loss, metrics, spec)

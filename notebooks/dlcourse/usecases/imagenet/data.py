@@ -1,9 +1,16 @@
-"""The pictures: made up, or ImageNet as class folders or TFRecord shards."""
+"""The pictures: made up, or ImageNet as class folders.
+
+These are `train/n01440764/n01440764_10026.JPEG` and `val` alike; classes are numbered in the order
+of their names. Real files are not all what they are called: some are grey, some CMYK, one is a PNG.
+All are read as RGB.
+
+Source: Russakovsky et al., arXiv:1409.0575 (numbers of pictures).
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,54 +18,80 @@ from typing import Any
 import numpy as np
 
 from dlcourse import synthetic
-from dlcourse.readers import imagenet, imagenet_shards
+from dlcourse.readers import NO_CHECKSUM, ImageFiles, Layout, require_existing
 from dlcourse.usecases.imagenet.recipe import DEVIATION, MEAN, TrainingRecipe
 from dlguide.data import input_pipeline
 from dlguide.data.datasets import Dataset
 from dlguide.data.input_pipeline import Pipeline
-from dlguide.errors import DataError, MissingComponentError
+from dlguide.errors import DataError
 
-FOLDERS, SHARDS = "class folders", "TFRecord shards"
-_LOOKED = (
-    "class folders (train/n01440764/*.JPEG and val alike) or TFRecord shards "
-    "(train-00000-of-01024, validation-00000-of-00128)"
+SPLITS = ("train", "val")
+PUBLISHED = {"classes": 1000, "pictures to train": 1_281_167, "pictures to test": 50_000}
+ORIGIN = (
+    "image-net.org gives it out after registration: ILSVRC2012_img_train.tar, "
+    "ILSVRC2012_img_val.tar; dlcourse.synthetic makes pictures without a network."
 )
-_PART = "Finish the download, or use `subset=True` if this is meant to be a part of ImageNet."
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
     """ImageNet, or a part of it; `classes` is the number of values a label can have."""
 
-    form: str
-    train: Sequence[Any]
-    test: Sequence[Any]
+    train: ImageFiles
+    test: ImageFiles
     classes: int
 
 
 def find(real: str | os.PathLike, subset: bool = False) -> Found:
-    """Find ImageNet in a folder, as class folders or shards, and check that it is complete.
+    """Find ImageNet's class folders, and check that they are complete; reads no picture.
 
-    Reads names of files, and the head of each record of shards; no picture. With `subset` a part
-    of ImageNet is accepted, with the classes that are there.
+    With `subset` a part of ImageNet is accepted, with the classes that are there.
     """
-    folder = Path(real)
-    if any((folder / split).is_dir() for split in imagenet.SPLITS):
-        train, test = (imagenet.read(folder, split) for split in imagenet.SPLITS)
-        form, classes = FOLDERS, len(train.synsets)
-    elif next(folder.glob("*-?????-of-?????"), None):
-        train, test = (imagenet_shards.read(folder, split) for split in imagenet_shards.SPLITS)
-        form, classes = SHARDS, imagenet_shards.CLASSES
-    else:
-        raise MissingComponentError(
-            f"There is no ImageNet in {folder}: looked for {_LOOKED}. {imagenet.ORIGIN}"
-        )
-    found = {"classes": classes, "pictures to train": len(train), "pictures to test": len(test)}
-    wanted = imagenet_shards.CLASSES, *imagenet_shards.PUBLISHED_PICTURES.values()
-    for (what, count), whole in zip(found.items(), wanted, strict=True):
+    train, test = (read(real, split) for split in SPLITS)
+    found = Found(train, test, train.files[-1][1] + 1)
+    counts = (found.classes, len(train), len(test))
+    for (what, whole), count in zip(PUBLISHED.items(), counts, strict=True):
         if count != whole and not subset:
-            raise DataError(f"{folder}: looked for {whole} {what}, found {count}. {_PART}")
-    return Found(form, train, test, classes)
+            raise DataError(
+                f"{real}: looked for {whole} {what}, found {count}. Finish the download, or use "
+                "`subset=True` if this is meant to be a part of ImageNet."
+            )
+    return found
+
+
+def read(folder: str | os.PathLike, split: str = "train") -> ImageFiles:
+    """List the pictures of a split, "train" or "val", class by class.
+
+    Raises:
+        MissingComponentError: when the split's folder is not there.
+        DataError: for a folder that is no class, a file of another kind, an empty class of `train`,
+            or a class of `val` that `train` does not have; names it.
+    """
+    base = require_existing(Path(folder) / split, f"folder {split!r} of ImageNet", ORIGIN)
+    # validation alone would number the classes otherwise when it lacks one
+    numbered = Path(folder) / "train" if (Path(folder) / "train").is_dir() else base
+    names, files = sorted(os.listdir(numbered)), []
+    for name in sorted({*names, *os.listdir(base)}):
+        if not re.fullmatch(r"n\d{8}", name):
+            raise DataError(f"{base / name}: no folder of a class, which is called n and 8 digits.")
+        if name not in names:
+            raise DataError(f"{base / name}: a class that {numbered} does not have.")
+        found = sorted((base / name).glob("*"))
+        for path in found:
+            if path.suffix.lower() not in (".jpeg", ".jpg"):
+                raise DataError(f"{path}: no .JPEG file, in a folder of pictures.")
+        if not found and split == "train":
+            raise DataError(f"{base / name}: the class has no pictures.")
+        label = names.index(name)
+        files += [(path, label) for path in found]
+    return ImageFiles(files)
+
+
+# For `dlguide data verify`.
+IMAGENET = Layout(
+    SPLITS, lambda folder: [{"split": split} for split in SPLITS if (folder / split).exists()],
+    read, (NO_CHECKSUM,),
+)  # fmt: skip
 
 
 def recipe_for(recipe: TrainingRecipe, found: Found) -> TrainingRecipe:
@@ -104,6 +137,6 @@ def pipelines(
     if isinstance(data, Dataset):
         train, test = Pipeline(data, batch, **options), Pipeline(data, few, part="test", **options)
     else:
-        options |= {"name": f"ImageNet ({data.form})", "readers": 4}
+        options |= {"name": "ImageNet", "readers": 4}
         train, test = Pipeline(data.train, batch, **options), Pipeline(data.test, few, **options)
     return train, test.without_augmentation()

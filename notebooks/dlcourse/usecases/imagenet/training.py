@@ -61,7 +61,7 @@ def train(
         seed: of made-up pictures, initial weights and order.
         recipe: of another training; None for `SMALL`, with `real` for `GUIDE`, with two workers or
             one for each rank.
-        real: folder of ImageNet as class folders or TFRecord shards; None for made-up pictures.
+        real: folder of ImageNet as class folders; None for made-up pictures.
         subset: whether `real` may be a part of ImageNet.
         dtype: of the net, as in `training.fit`.
         apart: whether to train three more endings, each with one of part 2's changes alone.

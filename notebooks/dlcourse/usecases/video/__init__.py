@@ -18,20 +18,3 @@ from dlcourse.usecases.video.report import (
     shown,
 )
 from dlcourse.usecases.video.training import VideoConfig, replicate, stages, step, train
-
-__all__ = [
-    "Outcome",
-    "Score",
-    "VideoConfig",
-    "films",
-    "findings",
-    "frame_scores",
-    "guide",
-    "judge",
-    "replicate",
-    "rows",
-    "shown",
-    "stages",
-    "step",
-    "train",
-]

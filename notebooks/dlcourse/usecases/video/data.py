@@ -7,7 +7,6 @@ as published: `image_02/0000/000000.png`, a folder for each sequence, ten frames
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,20 +14,19 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from dlcourse.readers.image_files import read_image, require_existing
+from dlcourse.readers import NO_CHECKSUM, ImageFiles, Layout, require_existing
 from dlcourse.usecases.video.street_scenes import KITTI_COLUMNS, KITTI_ROWS, Camera, draw, vehicles
-from dlguide.collectives.communicator import Communicator, SingleProcess
-from dlguide.errors import DataError, require
+from dlguide.collectives.communicator import Communicator
+from dlguide.errors import DataError
 
 # Frames that the nets see and predict, as in the guide's Table 2.
 BEFORE = AFTER = 6
 # Numbers of the drives of one seed; those that are held out come from the upper half.
 _DRIVES = 10_000
 _HELD_OUT = 4  # of KITTI's sequences every fourth
+HELD_OUT, FRAMES, STEP = 8, 48, 3  # drawn drives that are held out, their frames
 IMAGES = "image_02"
 ORIGIN = "cvlibs.net/datasets/kitti gives it out after registration: data_tracking_image_2.zip."
-# What `dlguide data verify` needs: a folder at the top, parts, what is not checked, `read`.
-MARKS = (IMAGES,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,21 +44,6 @@ class Drive(Sequence):
         number = range(self.frames)[index]
         camera = Camera(self.size, round(self.size * KITTI_COLUMNS / KITTI_ROWS))
         return square(draw(self.seed, number, vehicles(self.seed, number), camera), self.size)
-
-
-@dataclass(frozen=True, eq=False)
-class Recording(Sequence):
-    """A sequence of KITTI, each frame decoded when it is indexed; whole ones if `size` is None."""
-
-    paths: tuple[Path, ...]
-    size: int | None = None
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        pixels, _ = read_image(self.paths[index], "RGB")
-        return pixels if self.size is None else square(pixels, self.size)
 
 
 def square(pixels: np.ndarray, size: int) -> np.ndarray:
@@ -87,36 +70,30 @@ class Scenes:
 
 
 def load(
-    real: str | os.PathLike | None = None, size: int = 32, drives: int = 32, held_out: int = 8,
-    frames: int = 48, step: int = 3, seed: int = 0, comm: Communicator | None = None,
-) -> Scenes:  # fmt: skip
+    comm: Communicator, real: str | os.PathLike | None, size: int, drives: int, seed: int
+) -> Scenes:
     """Draw or read all clips; each rank makes its part of the frames, then all have all.
 
-    All ranks must call, with the same arguments. Every frame moves to every rank once.
+    All ranks must call, with the same arguments. Every frame moves to every rank once. Training
+    clips begin every `STEP` frames, held-out ones do not overlap.
 
     Args:
         real: folder of KITTI tracking that holds `image_02`, or its parent; None for drawn drives.
         size: height and width of a frame (pixels), at least 32 for drawn ones.
         drives: drawn drives to learn from.
-        held_out: drawn drives that are held out.
-        frames: of each drawn drive.
-        step: frames from the start of a training clip to that of the next; held-out clips do not
-            overlap.
         seed: of the drawn drives.
-        comm: the ranks; None for this process alone.
 
     Raises:
         MissingComponentError: if the real data is not there; with what was looked for, and where.
         DataError: if it is incomplete, or another data set.
     """
-    comm = SingleProcess() if comm is None else comm
     with comm.agree_or_raise():
-        learn, test = kitti(real, size) if real else drawn(size, drives, held_out, frames, seed)
+        learn, test = kitti(real) if real else drawn(size, drives, HELD_OUT, FRAMES, seed)
     # with another copy of the data a rank would wait indefinitely, or silently use other frames
     with comm.agree_or_raise({"frames": [len(one) for one in (*learn, *test)]}):
         pass
     videos = _shared([*learn, *test], size, comm)
-    parts = _cut(videos[: len(learn)], step) + _cut(videos[len(learn) :], BEFORE + AFTER)
+    parts = _cut(videos[: len(learn)], STEP) + _cut(videos[len(learn) :], BEFORE + AFTER)
     name = f"KITTI tracking in {real}" if real else "drawn drives"
     return Scenes(name, *parts, (len(learn), len(test)))
 
@@ -125,8 +102,6 @@ def drawn(
     size: int, drives: int, held_out: int, frames: int, seed: int
 ) -> tuple[list[Drive], list[Drive]]:
     """Return drives to learn from and held-out ones; frames are drawn when they are read."""
-    must = f"be at least the {BEFORE + AFTER} of a clip"
-    require(frames >= BEFORE + AFTER, "frames", must, frames)
     first = _DRIVES * seed
     return tuple(
         [Drive(frames, size, begin + number) for number in range(count)]
@@ -134,11 +109,11 @@ def drawn(
     )
 
 
-def kitti(folder: str | os.PathLike, size: int) -> tuple[list[Recording], list[Recording]]:
+def kitti(folder: str | os.PathLike) -> tuple[list[ImageFiles], list[ImageFiles]]:
     """Find KITTI's sequences; every fourth one is held out."""
     inner = Path(folder) / "training"
     base = inner if (inner / IMAGES).is_dir() else Path(folder)
-    found = [Recording(read(base, **part).paths, size) for part in parts(base)]
+    found = [read(base, **part) for part in parts(base)]
     long = [one for one in found if len(one) >= BEFORE + AFTER]
     if len(long) < 2:
         raise DataError(
@@ -151,42 +126,46 @@ def kitti(folder: str | os.PathLike, size: int) -> tuple[list[Recording], list[R
     return [one for one in long if one not in test], test
 
 
-def unchecked(folder: Path) -> tuple[str, ...]:
-    """What cannot be checked with these files."""
-    return ("changed bytes of an image that can still be decoded: it has no checksum", "labels")
-
-
 def parts(folder: Path) -> list[dict[str, str]]:
-    """The arguments of `read` for each sequence."""
-    base = require_existing(Path(folder) / IMAGES, "folder of KITTI's left colour images", ORIGIN)
-    names = sorted(os.listdir(base))
-    for name in names:
-        if not re.fullmatch(r"\d{4}", name):
-            raise DataError(f"{base / name}: no sequence, which is a folder called by 4 digits.")
-    return [{"name": name} for name in names]
+    """The arguments of `read` for each sequence, a folder called by 4 digits."""
+    base = require_existing(folder / IMAGES, "folder of KITTI's left colour images", ORIGIN)
+    return [{"name": path.name} for path in sorted(base.glob("[0-9]" * 4))]
 
 
-def read(folder: str | os.PathLike, name: str) -> Recording:
+def read(folder: str | os.PathLike, name: str) -> ImageFiles:
     """Find the frames of a sequence, of which none may be missing."""
     images = require_existing(Path(folder) / IMAGES / name, f"sequence {name!r}", ORIGIN)
-    found = sorted(os.listdir(images))
-    for number, file in enumerate(found):
-        if file != f"{number:06d}.png":
-            raise DataError(f"{images}: frame {number:06d}.png is missing, got {file!r} there.")
-    return Recording(tuple(images / file for file in found))
+    found = sorted(images.iterdir())
+    for number, path in enumerate(found):
+        if path.name != f"{number:06d}.png":
+            raise DataError(
+                f"{images}: frame {number:06d}.png is missing, got {path.name!r} there."
+            )
+    return ImageFiles([(path, 0) for path in found])
+
+
+# For `dlguide data verify`.
+KITTI = Layout((IMAGES,), parts, read, (NO_CHECKSUM, "labels"))
 
 
 def _shared(videos: Sequence[Sequence], size: int, comm: Communicator) -> list[np.ndarray]:
     """Make each rank's part of the frames, and return all of them on all ranks."""
     places = [(video, frame) for video, one in enumerate(videos) for frame in range(len(one))]
     with comm.agree_or_raise():
-        mine = [videos[video][frame] for video, frame in places[comm.rank :: comm.size]]
-        part = np.ascontiguousarray(mine, np.uint8)
-    whole = np.empty((len(places), size, size, 3), np.uint8)
-    for rank, data in enumerate(comm.allgather_bytes(part.tobytes())):
-        whole[rank :: comm.size] = np.frombuffer(data, np.uint8).reshape(-1, size, size, 3)
+        mine = [square(videos[video][frame], size)
+                for video, frame in places[comm.rank :: comm.size]]  # fmt: skip
+        part = np.array(mine, np.uint8).reshape(-1, size, size, 3)
     ends = np.cumsum([len(one) for one in videos])
-    return np.split(whole, ends[:-1])
+    return np.split(gathered(comm, part, len(places)), ends[:-1])
+
+
+def gathered(comm: Communicator, mine: np.ndarray, count: int) -> np.ndarray:
+    """Return what all ranks have made, uint8; rank r has r, r + p, r + 2 p, ... of `count`."""
+    whole = np.empty((count, *mine.shape[1:]), np.uint8)
+    for rank, sent in enumerate(comm.allgather_bytes(np.ascontiguousarray(mine).tobytes())):
+        held = np.frombuffer(sent, np.uint8).reshape(-1, *mine.shape[1:])
+        whole[rank :: comm.size] = held[: len(whole[rank :: comm.size])]
+    return whole
 
 
 def _cut(videos: Sequence[np.ndarray], step: int) -> tuple[np.ndarray, np.ndarray]:

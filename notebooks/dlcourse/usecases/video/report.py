@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dlcourse.bench.scaling import Speedup
 from dlcourse.usecases.report import Finding
-from dlcourse.usecases.speedup import Speedup
 from dlguide import published
 
 WINDOW = 11  # pixels of SSIM's window
@@ -40,19 +40,12 @@ class Outcome:
     """The result on one rank; scores and pictures are the same on all ranks.
 
     Args:
-        ranks: number of ranks.
         data: origin of the clips.
-        size: height and width of a frame (pixels).
-        drives: drives to learn from, and held out.
-        clips: to learn from, and held out.
-        epochs: passes over the clips.
+        drives: drives to learn from, and held out; `clips` likewise.
         global_batch: clips of a step on all ranks.
-        seed: of drives, first weights and order.
-        sizes: of each epoch the finest resolution that was trained (pixels).
-        error: of each epoch the mean error of those frames (0 to 1).
-        discriminator_loss: of each epoch.
+        sizes: of each epoch the finest resolution that was trained (pixels), and in `error` the
+            mean error of those frames (0 to 1).
         parameters: of generator and discriminator.
-        nbytes: gradients that each rank exchanges in a step at full size (bytes).
         scores: of each predictor, "GAN" the last one.
         examples: some clips that are held out: "past" and "truth", then each predictor's frames:
             uint8, shape (clips, frames, size, size, 3).
@@ -73,7 +66,6 @@ class Outcome:
     error: tuple[float, ...]
     discriminator_loss: tuple[float, ...]
     parameters: tuple[int, int]
-    nbytes: int
     scores: dict[str, Score]
     examples: dict[str, np.ndarray] = field(repr=False)
     step_s: tuple[float, ...] = field(repr=False)
@@ -178,9 +170,6 @@ def frame_scores(outcome: Outcome) -> dict[str, tuple[tuple[float, ...], tuple[f
     return {name: (score.psnr, score.ssim) for name, score in outcome.scores.items()}
 
 
-_FLOAT = 4  # bytes of a number in float32
-
-
 @dataclass(frozen=True)
 class GuideCase:
     """The guide's video case: Tables 2, 3 and 4, and what follows from them."""
@@ -199,7 +188,7 @@ class GuideCase:
     @property
     def nbytes(self) -> int:
         """Gradients of both nets in float32 (bytes)."""
-        return _FLOAT * (self.generator + self.discriminator)
+        return 4 * (self.generator + self.discriminator)
 
     @property
     def speedup(self) -> float:
@@ -225,7 +214,7 @@ class GuideCase:
         each net once. FutureGAN's published code calls the generator once in a step and the
         discriminator four times, and each call copies its net anew.
         """
-        others, calls = self.gpus - 1, _FLOAT * (self.generator + 4 * self.discriminator)
+        others, calls = self.gpus - 1, 4 * (self.generator + 4 * self.discriminator)
         return {
             "NCCL, each net once": 2 * self.nbytes,
             "copies, each net once": 2 * others * self.nbytes,
@@ -236,27 +225,24 @@ class GuideCase:
 def guide() -> GuideCase:
     """Read the guide's case (section 6.1, Tables 2, 3 and 4) from the published tables."""
     rows = published.load("problem_sizes")
-    said = {row["quantity"]: row["value"] for row in rows if row["use_case"] == "video GAN"}
-
-    def number(quantity: str) -> float:
-        return float(str(said[quantity]).split()[0])
-
-    hours = [
-        row for row in published.load("time_to_train")
-        if row["use_case"] == "video frame prediction GAN"
-    ]  # fmt: skip
-    one, many = sorted(hours, key=lambda row: row["devices_or_nodes"])
+    said = {row["quantity"]: float(str(row["value"]).split()[0]) for row in rows
+            if row["use_case"] == "video GAN"}  # fmt: skip
+    one, many = sorted(
+        (row for row in published.load("time_to_train")
+         if row["use_case"] == "video frame prediction GAN"),
+        key=lambda row: row["devices_or_nodes"],
+    )  # fmt: skip
     return GuideCase(
-        generator=int(number("generator parameters")),
-        discriminator=int(number("discriminator parameters")),
-        sequences=int(number("training sequences")),
-        batch=int(number("batch")),
-        epochs=int(number("epochs")),
+        generator=int(said["generator parameters"]),
+        discriminator=int(said["discriminator parameters"]),
+        sequences=int(said["training sequences"]),
+        batch=int(said["batch"]),
+        epochs=int(said["epochs"]),
         one_h=float(one["hours"]),
         many_h=float(many["hours"]),
         gpus=int(many["devices_or_nodes"]),
-        first_nbytes=1e9 * number("memory of first GPU"),
-        other_nbytes=1e9 * number("memory of other GPUs"),
+        first_nbytes=1e9 * said["memory of first GPU"],
+        other_nbytes=1e9 * said["memory of other GPUs"],
     )
 
 

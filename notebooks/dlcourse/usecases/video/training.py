@@ -23,10 +23,10 @@ from dlguide.training.divergence import DivergedError
 
 if TYPE_CHECKING:
     import keras
-    from mpi4py.MPI import Comm
 
 # Adam's momentum is low, as usual for a GAN: each net's step changes the other's loss.
-BETA = 0.5
+RATE, BETA = 3e-3, 0.5
+GRADIENT_LOSS_WEIGHT = 0.5
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,7 @@ class VideoConfig:
     filters: int = 48
     blocks: int = 3
     discriminator_filters: int = 16
-    volume: bool = False
     drives: int = 24
-    held_out: int = 8
-    frames: int = 48
-    spacing: int = 3
-    learning_rate: float = 3e-3
-    gradient_loss_weight: float = 0.5
     adversarial: float = 0.005
     dtype: str = "float32"
 
@@ -109,9 +103,7 @@ def train(
     comm, config = connect(parallel), VideoConfig(**own)
     with comm.agree_or_raise({"seed": seed, **asdict(config)}):
         finest = len(nets.resolutions(config.size))
-    found = data.load(
-        real, config.size, config.drives, config.held_out, config.frames, config.spacing, seed, comm
-    )
+    found = data.load(comm, real, config.size, config.drives, seed)
     guess, test_guess = (in_parts(comm, guessed, past) for past in (found.past, found.test_past))
     clips, batch = len(found.past), config.global_batch
     with comm.agree_or_raise():
@@ -123,13 +115,11 @@ def train(
     losses, step_s, sizes, begun = [], [], [], perf_counter()
     for epoch, stage in enumerate(growth):
         if epoch == 0 or stage != growth[epoch - 1]:
-            pair = pair_of(both, stage, comm, config)
+            pair = AdversarialPair(*both, stage, comm, config.adversarial)
         order, parts = np.random.default_rng([seed, epoch]).permutation(clips), np.zeros(3)
         for step in range(steps):
             begin = perf_counter()
-            pair.set_rate(
-                rate_at(epoch * steps + step, config.epochs * steps, config.learning_rate)
-            )
+            pair.set_rate(rate_at(epoch * steps + step, config.epochs * steps, RATE))
             mine = order[step * batch : (step + 1) * batch][comm.rank :: comm.size]
             parts += pair.step(found.past[mine], guess[mine], found.future[mine], batch)
             seconds = perf_counter() - begin
@@ -143,8 +133,7 @@ def train(
         sizes.append(pair.resolutions[-1])
         if not np.isfinite(losses[-1]).all():
             raise DivergedError(
-                f"The losses of epoch {epoch + 1} are {losses[-1]}: the training has diverged. Use "
-                f"a lower `learning_rate` than {config.learning_rate}."
+                f"The losses of epoch {epoch + 1} are {losses[-1]}: the training has diverged."
             )
     train_s = perf_counter() - begun
     predicted = {name: shown(baselines.PREDICTORS[name](found.test_past, data.AFTER))
@@ -155,7 +144,6 @@ def train(
     predicted["fitted"] = shown(baselines.fitted(weights, found.test_past, test_guess))
     predicted[GAN] = in_parts(comm, partial(infer, both[0]), found.test_past, test_guess)
     error, _, judged = zip(*losses, strict=True)
-    parameters = tuple(net.count_params() for net in both)
     return Outcome(
         ranks=comm.size,
         data=found.name,
@@ -168,8 +156,7 @@ def train(
         sizes=tuple(sizes),
         error=error,
         discriminator_loss=judged,
-        parameters=parameters,
-        nbytes=np.dtype(config.dtype).itemsize * sum(parameters[: 1 + (config.adversarial > 0)]),
+        parameters=tuple(net.count_params() for net in both),
         scores={name: judge(found.test_future, each) for name, each in predicted.items()},
         examples=examples(found.test_past, found.test_future, predicted),
         step_s=tuple(step_s[1:]),
@@ -180,24 +167,10 @@ def train(
 
 def build(config: VideoConfig, seed: int = 0) -> tuple[keras.Model, keras.Model]:
     """Build generator and discriminator, equal on every rank."""
-    generator = nets.generator(
-        config.size, config.filters, config.blocks, data.BEFORE, config.volume, seed, config.dtype
-    )
+    own = {"seed": seed, "dtype": config.dtype}
+    generator = nets.generator(config.size, config.filters, config.blocks, data.BEFORE, **own)
     frames = data.BEFORE + data.AFTER
-    return generator, nets.discriminator(
-        config.size, config.discriminator_filters, frames, seed, config.dtype
-    )
-
-
-def pair_of(
-    nets_of: tuple[keras.Model, keras.Model], stage: int, comm: Communicator,
-    config: VideoConfig, optimizer: Callable[[float], Any] | None = None,
-) -> AdversarialPair:  # fmt: skip
-    """Return the pair that trains the first `stage` resolutions of both nets."""
-    return AdversarialPair(
-        *nets_of, stage, comm, config.learning_rate, config.gradient_loss_weight,
-        config.adversarial, optimizer,
-    )  # fmt: skip
+    return generator, nets.discriminator(config.size, config.discriminator_filters, frames, **own)
 
 
 def guessed(past: np.ndarray) -> np.ndarray:
@@ -219,16 +192,11 @@ def in_parts(
     comm: Communicator, function: Callable[..., np.ndarray], *arrays: np.ndarray
 ) -> np.ndarray:
     """Apply a function to each rank's clips and return all results on all ranks; collective."""
-    count, begin = len(arrays[0]), comm.rank
     with comm.agree_or_raise():
         # a rank without clips uses the first one, to know the shape of the results
-        mine = function(*(each[begin :: comm.size] if begin < count else each[:1]
+        mine = function(*(each[comm.rank :: comm.size] if comm.rank < len(each) else each[:1]
                           for each in arrays))  # fmt: skip
-    whole = np.empty((count, *mine.shape[1:]), np.uint8)
-    for rank, sent in enumerate(comm.allgather_bytes(np.ascontiguousarray(mine).tobytes())):
-        held = np.frombuffer(sent, np.uint8).reshape(-1, *mine.shape[1:])
-        whole[rank :: comm.size] = held[: len(whole[rank :: comm.size])]
-    return whole
+    return data.gathered(comm, mine, len(arrays[0]))
 
 
 class AdversarialPair:
@@ -238,7 +206,7 @@ class AdversarialPair:
     clips from generated ones at every resolution; then the generator minimises
 
         mean |frames - true frames| over resolutions
-        + gradient_loss_weight times the same of the differences between neighbouring pixels
+        + GRADIENT_LOSS_WEIGHT times the same of the differences between neighbouring pixels
         + adversarial times -log D(generated clips)
 
     Losses are sums over this rank's clips divided by the clips of all ranks, and the optimizers
@@ -254,10 +222,8 @@ class AdversarialPair:
         discriminator: keras.Model,
         stage: int,
         comm: Communicator,
-        rate: float = 2e-3,
-        gradient_loss_weight: float = 1.0,
-        adversarial: float = 0.01,
-        optimizer: Callable[[float], keras.Optimizer] | None = None,
+        adversarial: float,
+        epsilon: float = 1e-7,
     ) -> None:
         import keras
         import tensorflow as tf
@@ -265,12 +231,12 @@ class AdversarialPair:
         self.generator = nets.until(generator, stage)
         self.discriminator = nets.until(discriminator, stage)
         self.resolutions = nets.resolutions(generator.input_shape[0][2])[:stage]
-        self.gradient_loss_weight, self.adversarial = gradient_loss_weight, adversarial
-        make = optimizer or (lambda rate: keras.optimizers.Adam(rate, beta_1=BETA))
+        self.adversarial = adversarial
         trained = (self.discriminator, self.generator) if adversarial else (self.generator,)
         self.optimizers = []
         for net in trained:
-            optimizer_of = comm.distribute(make(rate))
+            adam = keras.optimizers.Adam(RATE, beta_1=BETA, epsilon=epsilon)
+            optimizer_of = comm.distribute(adam)
             optimizer_of.build(net.trainable_variables)
             self.optimizers.append((optimizer_of, net.trainable_variables))
         # one trace for any number of clips
@@ -310,7 +276,7 @@ class AdversarialPair:
             differences = [a - b for a, b in zip(generated, true, strict=True)]
             errors = [share * _sum(abs(each)) for each in differences]
             smooth = share * sum(map(_gradient_error, differences))
-            loss = sum(errors) + self.gradient_loss_weight * smooth
+            loss = sum(errors) + GRADIENT_LOSS_WEIGHT * smooth
             if self.adversarial:
                 # by the discriminator as it is now
                 wrong = (_sum(tf.nn.softplus(-false)) for false in self._logits(seen, generated))
@@ -385,37 +351,29 @@ def _gradient_error(error: Any) -> Any:
     return _sum(abs(down)) + _sum(abs(across))
 
 
-def step(global_batch: int = 16, ranks: int = 2, seed: int = 0, **own: Any) -> TimedStep:
-    """Return a training step of the whole pair, all resolutions, for `speedup.measure`.
+def step(global_batch: int, ranks: int) -> TimedStep:
+    """Return a training step of the whole pair, all resolutions, for `scaling.against_one`.
 
     Args:
         global_batch: clips of all ranks in a step, as for `train`.
         ranks: among which they are divided; each takes as many as the one with most.
-        seed: of the initial weights.
-        own: other fields of `VideoConfig`: size, filters, ...
     """
-    config = VideoConfig(global_batch=global_batch, **own)
+    config = VideoConfig(global_batch=global_batch)
     label = f"video GAN of {config.filters} filters at {config.size} pixels"
-    worker = partial(_worker, config, seed)
+    worker = partial(_worker, config)
     return TimedStep(label, -(-global_batch // ranks), worker, partial(_noise, config.size))
 
 
-def _worker(config: VideoConfig, seed: int, comm: Communicator) -> StepWorker:
-    nets_of = build(config, seed)
-    pair = pair_of(nets_of, len(nets_of[0].outputs), comm, config, _timed_optimizer)
+def _worker(config: VideoConfig, comm: Communicator) -> StepWorker:
+    nets_of = build(config)
+    # Adam's first step is the gradient's sign, which rounding can flip; with a larger epsilon it is
+    # the gradient, and takes the same time
+    pair = AdversarialPair(*nets_of, len(nets_of[0].outputs), comm, config.adversarial, epsilon=1.0)
 
     def one(past: Any, guess: Any, future: Any) -> float:
         return pair.step(past, guess, future, comm.size * len(past))[0]
 
     return StepWorker(one, tuple(pair.optimizers))
-
-
-def _timed_optimizer(rate: float) -> Any:
-    import keras
-
-    # Adam's first step is the gradient's sign, which rounding can flip; with a larger epsilon it is
-    # the gradient, and takes the same time
-    return keras.optimizers.Adam(rate, beta_1=0.5, epsilon=1.0)
 
 
 def _noise(size: int, samples: int, seed: int) -> tuple[np.ndarray, ...]:
@@ -433,9 +391,7 @@ class ReplicaStep(NamedTuple):
     loss: float
 
 
-def replicate(
-    comm: Comm | None = None, global_batch: int = 8, steps: int = 2, seed: int = 0, **own: Any
-) -> ReplicaStep:
+def replicate(global_batch: int = 8, steps: int = 2, seed: int = 0, **own: Any) -> ReplicaStep:
     """Make steps in which rank 0 sends clips and weights and sums the gradients; collective.
 
     Counted are the arrays that are sent and exchanged, without TensorFlow's own copy of the
@@ -444,16 +400,14 @@ def replicate(
     for the discriminator.
 
     Args:
-        comm: the ranks; None for all of MPI.
         global_batch: clips of all ranks in a step.
         steps: number of steps; the last one is returned.
         seed: of initial weights and clips, which are noise.
         own: other fields of `VideoConfig`: size, filters, ...
     """
-    if comm is None:
-        from mpi4py import MPI
+    from mpi4py import MPI
 
-        comm = MPI.COMM_WORLD
+    comm = MPI.COMM_WORLD
     config = VideoConfig(**own)
     nets_of = build(config, seed)
     variables = [weight for net in nets_of for weight in net.trainable_variables]
