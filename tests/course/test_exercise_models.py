@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dlcourse import storage, tensor_layouts
+from dlcourse import onednn, storage
 from dlcourse.exercises import lesson_10, lesson_33, lesson_40, lesson_41, lesson_42
 from dlcourse.storage import Clients, Lustre, epoch
 from dlguide.data import formats
@@ -20,7 +20,7 @@ LAYOUTS = {"NCHW": "abcd", "NHWC": "acdb", "nChw16c": "aBcd16b"}
 def test_addresses_are_those_of_the_library(layout, tag):
     shape = (2, 32, 3, 5)
     came = [lesson_33.address(layout, shape, *index) for index in np.ndindex(shape)]
-    assert came == tensor_layouts.addresses(shape, tag).ravel().tolist()
+    assert came == onednn.addresses(shape, tag).ravel().tolist()
 
 
 @pytest.mark.parametrize("kind", ["tfrecord", "recordio"])

@@ -16,13 +16,13 @@ from dlcourse import (
     gpu_topology,
     large_batches,
     number_formats,
+    onednn,
     pictures,
     processors,
     recipes_2019,
     roofline,
     search,
     search_theory,
-    tensor_layouts,
 )
 from dlcourse.adversarial import Ring
 from dlcourse.onednn import MatmulRate
@@ -117,7 +117,7 @@ ALLREDUCES = [AllreducePoint(n, 8, (at, 2 * at)) for n, at in (("library", 2e-6)
 
 DRAWN = {
     "accuracy_and_bytes": (TRIALS, {"few": 81}),
-    "addresses": ({"NCHW": tensor_layouts.addresses((1, 4, 2, 2), "abcd")[0]},),
+    "addresses": ({"NCHW": onednn.addresses((1, 4, 2, 2), "abcd")[0]},),
     "affinity": (threads.plan(NODE, 2), NODE),
     "area_by_pictures": ({(100, 50, "scratch"): [0.6, 0.7]}, 20),
     "area_gains": ({"a - b": ONE},),

@@ -22,9 +22,8 @@ _PICTURES = {
     ),
     "hardware": (
         "addresses against_roof bit_fields catalogue gradient_sizes kernel_rates links "
-        "number_ranges roofline systolic topology"
+        "number_ranges onednn_speeds roofline streams systolic topology utilisation"
     ),
-    "measurements": "onednn_speeds reading_speeds streams utilisation",
     "networks": (
         "attention_map densities dependencies footprints image_grid layer_shares seed_errors "
         "sequences sizes_by_layer text_losses throughput"
@@ -37,7 +36,9 @@ _PICTURES = {
         "checkpoint_interval exchange_efficiency predicted_errors predictions_of_one_count "
         "step_parts three_ways_to_wait undivided_hours"
     ),
-    "storage": "durations epoch_times file_map file_system gains_by_size pace striping",
+    "storage": (
+        "durations epoch_times file_map file_system gains_by_size pace reading_speeds striping"
+    ),
     "training": (
         "batch_costs dead_and_sharp descent edge loss_curves projections rank_bars "
         "ranks_per_sample rate_scan recipe_curves recipes search_scores speed_and_quality "

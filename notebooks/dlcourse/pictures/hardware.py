@@ -1,4 +1,4 @@
-"""Hardware: topology, processors, links, rooflines, layouts in memory, number formats."""
+"""Hardware and what it reaches: topology, links, rooflines, layouts, formats, busy cores."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlcourse.phases import Utilisation
+from dlcourse.pictures import shapes
 from dlcourse.pictures.shapes import PAPER, PLAIN, area, bare, listed, middle, note, once, titled
+from dlguide.errors import require
+from dlguide.measure import TrainingResult
 from dlguide.plots import figures
-from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
+from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure, legend_above
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -422,4 +426,102 @@ def kernel_rates(found: Sequence[Any], loops: Mapping[str, float]) -> Figure:
     axes.set(xlim=(0, 1.15e-9 * top), ylim=(len(rows) - 0.4, -3.0 if loops else -0.7))
     axes.set_xlabel("operations/s (1e9), best of all turns; small lines: each turn")
     axes.grid(axis="y", visible=False)
+    return drawn
+
+
+# --- measured ---
+
+_PHASE_COLOURS = {"setup": GREY, "train": BLUE, "evaluate": ORANGE, "checkpoint": PURPLE}
+
+
+def onednn_speeds(speeds: Sequence[Any]) -> Figure:
+    """Draw the images per second with oneDNN on and off, as `bench.onednn.compare` measured them.
+
+    There is a panel for each mode, bars with the quartiles as lines.
+    """
+    modes = list(dict.fromkeys(each.mode for each in speeds))
+    alt = "Images per second, higher is better. " + " ".join(
+        f"{each.mode}, oneDNN {('off', 'on')[each.onednn]}: {each.images_per_s:.3g}."
+        for each in speeds
+    )
+    drawn, panels = figure(columns=len(modes), width=3.2 * len(modes), height=2.6, alt=alt)
+    for axes, mode in zip(panels, modes, strict=True):
+        for each in speeds:
+            if each.mode == mode:
+                low, high = (each.batch_per_rank / s for s in (each.timing.high, each.timing.low))
+                look = {"yerr": shapes.around(each.images_per_s, low, high), "capsize": 3}
+                colour = (ORANGE, BLUE)[each.onednn]
+                axes.bar(("off", "on")[each.onednn], each.images_per_s, 0.6, color=colour, **look)
+        axes.set_title(mode)
+        axes.set_xlabel("oneDNN")
+    panels[0].set_ylabel("images/s")
+    return drawn
+
+
+def streams(splits: Sequence[Any]) -> Figure:
+    """Draw throughput and latency of inference against streams, as `bench.streams.compare` gave.
+
+    Images/s of all streams are on the left, the latency is on the right.
+    """
+    names = [f"{each.streams} x {each.threads}" for each in splits]
+    alt = "Streams x threads. " + " ".join(
+        f"{name}: {each.median_images_per_s:.3g} images/s, latency {1e3 * each.latency.median:.3g} "
+        f"ms, 95 of 100 within {1e3 * each.late_s:.3g} ms."
+        for name, each in zip(names, splits, strict=True)
+    )
+    drawn, (left, right) = figure(columns=2, height=2.8, alt=alt)
+    left.bar(names, [each.median_images_per_s for each in splits], 0.6, color=BLUE)
+    left.set(title="all streams together", ylabel="images/s", xlabel="streams x threads")
+    late = [1e3 * each.late_s for each in splits]
+    right.bar(names, late, 0.6, color=SKY, label="95 of 100 within")
+    middle = [1e3 * each.latency.median for each in splits]
+    right.plot(names, middle, "o", color=ORANGE, label="median")
+    right.set(title="one answer", ylabel="latency (ms)", xlabel="streams x threads")
+    right.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return drawn
+
+
+def utilisation(
+    record: Utilisation, runs: TrainingResult | Sequence[TrainingResult] = ()
+) -> Figure:
+    """Draw how busy every core was, below the phases of the ranks.
+
+    Record and runs must come from one machine, since their clocks are compared.
+
+    Args:
+        record: samples of `phases.utilisation`.
+        runs: the TrainingResults of the ranks that trained meanwhile, one line each.
+    """
+    runs = [runs] if isinstance(runs, TrainingResult) else sorted(runs, key=lambda run: run.rank)
+    require(len(record.time_s) > 0, "record", "hold at least one sample", 0, "Wait longer.")
+    drawn, panels = figure(rows=len(record.cpus) + bool(runs), width=8, height=1.3)
+    if runs:
+        lines, panels = panels[0], panels[1:]
+        for number, run in enumerate(runs):
+            offset_s = run.started_unix_s - record.started_unix_s
+            for name, begin, end in run.phases:
+                look = {"color": _PHASE_COLOURS.get(name, GREEN), "label": name}
+                lines.barh(number, end - begin, left=begin + offset_s, height=0.6, **look)
+        lines.set_yticks(range(len(runs)), [f"rank {run.rank}" for run in runs])
+        lines.set_ylim(len(runs) - 0.4, -0.6)
+        lines.set_title("What the ranks did, and how busy each core was", loc="left", fontsize=10)
+        legend_above(lines)
+    edges = [0.0, *record.time_s]
+    for place, (cpu, axes) in enumerate(zip(record.cpus, panels, strict=True)):
+        axes.stairs([row[place] for row in record.busy], edges, fill=True, color=SKY)
+        axes.set_ylim(0, 105)
+        axes.set_yticks([0, 50, 100])
+        axes.set_ylabel(f"core {cpu}\nbusy (%)")
+    for at, name in record.marks:
+        for axes in panels:
+            axes.axvline(at, color=ORANGE, linewidth=1)
+        near = any(0 < other - at < edges[-1] / 10 for other, _ in record.marks)
+        side, shift = ("right", -2) if near else ("left", 2)  # two names in one place
+        panels[0].annotate(
+            name, (at, 105), (shift, 2), textcoords="offset points", color=ORANGE, ha=side
+        )
+    panels[-1].set_xlabel("time (s)")
+    for axes in drawn.axes:
+        axes.set_xlim(0, record.time_s[-1])
+        axes.label_outer()
     return drawn

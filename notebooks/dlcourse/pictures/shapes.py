@@ -125,3 +125,9 @@ def arrow(
     """Draw an arrow."""
     style = {"arrowstyle": ends, "color": BLUE, "shrinkA": 0, "shrinkB": 0, "linewidth": 1.1}
     axes.annotate("", end, start, arrowprops=style | look)
+
+
+def around(speed: float, low: float, high: float) -> list[list[float]]:
+    """Return the distances of an error bar to both sides."""
+    # rounding can put a quartile that equals the median on the wrong side of it
+    return [[max(0.0, speed - low)], [max(0.0, high - speed)]]

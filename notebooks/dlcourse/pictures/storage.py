@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -280,4 +280,50 @@ def pace(panels: Mapping[str, Mapping[str, Bounds]]) -> Figure:
     looks = {name: {"color": colours[name]} for name in names}
     looks |= {"longest stage": hatched | {"edgecolor": "black"}, "measured": {"color": "black"}}
     shapes.patches(grid[-1], looks, **BESIDE, title="CPU / cores")
+    return drawn
+
+
+# --- formats ---
+
+
+def reading_speeds(speeds: Sequence[Any]) -> Figure:
+    """Draw the MB/s of formats, read in several ways, as `bench.io.compare` measured them.
+
+    There is a panel for each access pattern and state of the page cache, all with one logarithmic
+    axis; blue dots for samples that were checked and decoded, grey diamonds for the raw bytes.
+    """
+    panels = list(dict.fromkeys((each.access, each.cold) for each in speeds))
+    kinds = list(dict.fromkeys(each.kind for each in speeds))
+    alt = "MB/s, higher is better. " + "; ".join(
+        f"{each.kind} {each.access} {('warm', 'cold')[each.cold]}, "
+        f"{('raw', 'checked')[each.checked]}: {each.bytes_per_s / 1e6:.3g}"
+        for each in speeds
+    ) + "."  # fmt: skip
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    drawn, axes_of = figure(rows, columns, 4.6 * columns, 0.9 + 0.27 * len(kinds), alt)
+    quartiles = [
+        sorted(each.nbytes / 1e6 / s for s in (each.timing.low, each.timing.high))
+        for each in speeds
+    ]
+    span = min(low for low, _ in quartiles) / 1.5, max(high for _, high in quartiles) * 1.5
+    for axes, panel in zip(axes_of, panels, strict=False):
+        for each, (low, high) in zip(speeds, quartiles, strict=True):
+            if (each.access, each.cold) != panel:
+                continue
+            y, speed = kinds.index(each.kind), each.bytes_per_s / 1e6
+            around = shapes.around(speed, low, high)
+            look = {"color": GREY, "fmt": "D", "label": "bytes alone"}
+            if each.checked:
+                look = {"color": BLUE, "fmt": "o", "label": "checked and taken apart"}
+            axes.errorbar([speed], [y + (-0.15 if each.checked else 0.15)], xerr=around, **look)
+        axes.set_yticks(range(len(kinds)), kinds, fontsize=8)
+        axes.set(xscale="log", xlim=span, ylim=(len(kinds) - 0.5, -0.5))
+        axes.set_title(f"{panel[0]}, {'cold' if panel[1] else 'warm'}", fontsize=10)
+        axes.set_xlabel("MB/s of samples")
+    for axes in axes_of[len(panels) :]:
+        axes.set_visible(False)
+    labelled = dict(zip(*reversed(axes_of[0].get_legend_handles_labels()), strict=True))
+    place = {"loc": "outside lower center", "ncols": 2, "frameon": False, "fontsize": 8}
+    drawn.legend(labelled.values(), labelled.keys(), **place)
     return drawn
