@@ -33,7 +33,9 @@ LONGEST_S = 60.0  # a rank that waits for another would wait indefinitely
 
 def started(folder, engines, ranks=2, path="/usr/bin:/bin", more=()):
     """Start `ipcluster` in the background; return its connection file."""
-    env = os.environ | {"IPYTHONDIR": str(folder), "PATH": path}
+    # of another launcher around this one, whose ranks `mpi` would take its own for
+    outer = {"PMIX_NAMESPACE": "a", "PMI_RANK": "1", "PMI_SIZE": "7"} if engines != "mpi" else {}
+    env = os.environ | {"IPYTHONDIR": str(folder), "PATH": path} | outer
     command = [BIN / "ipcluster", "start", f"--engines={engines}", "-n", ranks, "--daemonize"]
     command = list(map(str, [*command, "--log-level=40", *more]))
     done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=90)

@@ -19,6 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from lanes import long
 from typer.testing import CliRunner
@@ -295,6 +296,70 @@ def test_cluster_inside_a_job_has_ranks_on_all_its_nodes(
         f"ANSWER {[(0, 3 * factor, 'n1'), (1, 3 * factor, last)]}" for factor in factors
     ]
     assert not list(tmp_path.glob("dlguide-*"))
+
+
+IPCLUSTER = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1 --time=0:05:00 --output=ipcluster.out
+export IPYTHONDIR=$PWD/ipython
+trap 'ipcluster stop' EXIT
+ipcluster start --engines=dlguide -n 2 --DlguideEngineSetLauncher.inside=True --daemonize
+python attached.py
+"""
+ATTACHED = """
+import os
+from dlguide.cluster import Cluster, RankError
+
+def where(comm):
+    return comm.allgather(os.environ["SLURMD_NODENAME"]), comm.allreduce(comm.rank)
+
+def raises(comm):
+    if comm.rank == 1:
+        raise ValueError("no data")
+    comm.Barrier()
+
+def waits(comm):
+    if comm.rank == 0:
+        comm.recv(source=1)
+
+def dies(comm):
+    if comm.rank == 1:
+        os._exit(3)
+    comm.Barrier()
+
+with Cluster.attach("default") as cluster:
+    for function in (raises, waits, dies):
+        print("ANSWER", cluster.run(where))
+        try:
+            cluster.run(function)
+        except RankError as error:
+            print("ANSWER", error.kind, error.ranks)
+    print("ANSWER", cluster.run(where))
+"""
+
+
+@pytest.mark.timeout(300)
+def test_ipcluster_starts_ranks_on_all_nodes_of_a_job(slurm, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    Path("attached.py").write_text(ATTACHED)
+    Path("job.sh").write_text(IPCLUSTER)
+    number = run("sbatch", "job.sh").split()[-1]
+    ended = wait_for_end([number], tmp_path, timeout_s=240.0)
+    out = Path("ipcluster.out").read_text()
+    assert ended["JobState"] == "COMPLETED", out
+    well = "ANSWER [(['n1', 'n2'], 1), (['n1', 'n2'], 1)]"
+    assert [line for line in out.splitlines() if line.startswith("ANSWER")] == [
+        well, "ANSWER raised (1,)", well, "ANSWER deadlock (1,)", well, "ANSWER died (1,)", well,
+    ]  # fmt: skip
+    assert not list(tmp_path.rglob("dlguide-*"))
+    named = f"IPYTHONDIR={tmp_path}/ipython".encode()
+    assert not [each for each in psutil.pids() if named in environment_of(each)]
+
+
+def environment_of(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    return b""
 
 
 def test_job_begins_anew_at_its_time_limit_and_finishes(under_way):

@@ -147,7 +147,7 @@ class AttachedCluster(Cluster):
     def _new_ranks(self) -> bool:
         pids = self.client[:].apply_async(os.getpid)
         pids.wait(1.0)
-        answered = pids.ready() and pids.successful()
+        answered = len(pids) == self.ranks and pids.ready() and pids.successful()
         return answered and set(pids.get()) != {each["pid"] for each in self.engines}
 
     def restart(self) -> None:

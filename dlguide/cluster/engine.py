@@ -103,7 +103,7 @@ class DlguideEngineSetLauncher(MPIEngineSetLauncher):
             owner = controller.pid if controller is not None else 1
         self.plan = asdict(plan)
         self.mark = uuid.uuid4().hex[:12]
-        self.nodes, self.mpi_cmd = place.nodes, self.mpi_cmd or place.launcher(each)
+        self.nodes = place.nodes
         # all nodes see the profile's folder, which ipyparallel's engines use
         parent = self.profile_dir if place.nodes > 1 else None
         self.folder = tempfile.mkdtemp(prefix=processes.PREFIX, dir=parent)
@@ -112,6 +112,9 @@ class DlguideEngineSetLauncher(MPIEngineSetLauncher):
         more = {**self.environment, processes.OPTIONS: json.dumps(options)}
         env = rank_environment(plan, self.mark, folder, more, owner)
         self.environment = place.environment(env)
+        # ipyparallel adds it to this process's, which may be that of another launcher
+        cut = [f"--unset={name}" for name in os.environ.keys() - env.keys()]
+        self.mpi_cmd = [*(["env", *cut] if cut else []), *(self.mpi_cmd or place.launcher(each))]
         start_watchdog(self.mark, folder, owner)
         processes.remove_orphaned_shared_memory()
         super().start(n)
