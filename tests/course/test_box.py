@@ -7,6 +7,7 @@ Tests dlcourse.box and dlcourse.box_switch.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from dlcourse import box
@@ -148,6 +150,104 @@ def test_user_without_capabilities_makes_hosts_in_a_user_namespace():
         [*dropped, sys.executable, "-c", AS_USER], capture_output=True, text=True, timeout=60
     )
     assert done.stdout == "as a user\n", done.stderr
+
+
+# In place of ssh: h2 is another machine, with its own boot id and processes that h1 cannot see.
+ENTER = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+host=$1
+shift
+exec nsenter --target "$(cat FOLDER/$host)" --net --uts --mount --ipc --wd="$PWD" \\
+    unshare --pid --fork --kill-child --mount-proc \\
+    sh -c "mount --bind FOLDER/boot /proc/sys/kernel/random/boot_id && $*"
+"""
+ATTACHED = """
+import os, signal, socket, sys
+from dlguide.cluster import Cluster, RankError
+
+def where(comm):
+    return comm.allgather(socket.gethostname()), comm.allreduce(comm.rank)
+
+def raises(comm):
+    if comm.rank == 1:
+        raise ValueError("no data on h2")
+    comm.Barrier()
+
+def is_killed(comm):
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    comm.Barrier()
+
+def waits(comm):
+    if comm.rank == 0:
+        comm.recv(source=1)
+
+with Cluster.attach("default") as cluster:
+    for name in sys.argv[1:]:
+        print("ANSWER", cluster.run(where))
+        try:
+            cluster.run(globals()[name])
+        except RankError as error:
+            print("ANSWER", error.kind)
+    print("ANSWER", cluster.run(where))
+"""
+
+
+@needs_hosts
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("machines", "failures"),
+    [
+        (1, {"waits": "deadlock", "is_killed": "died"}),
+        pytest.param(
+            2, {"raises": "raised", "is_killed": "died"},
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="a boot id needs root"),
+        ),
+    ],
+)  # fmt: skip
+def test_ipcluster_starts_ranks_on_hosts(tmp_path, machines, failures):
+    def left():
+        named = f"IPYTHONDIR={tmp_path}".encode()
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError):
+                if named in Path(f"/proc/{process.pid}/environ").read_bytes():
+                    yield process
+
+    with box.hosts(2, bits_per_s=None) as hosts:
+        enter = hosts.folder / "enter"
+        if machines == 2:
+            (hosts.folder / "boot").write_text("11111111-2222-3333-4444-555555555555\n")
+            enter.write_text(ENTER.replace("FOLDER", str(hosts.folder)))
+        env = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{box.PATH}",
+            "IPYTHONDIR": str(tmp_path),
+            "HYDRA_LAUNCHER": "ssh",
+            "HYDRA_LAUNCHER_EXEC": str(enter),
+        }
+
+        def on_h1(*words):
+            command = [*hosts.enter(0), *words]
+            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        name = "--DlguideEngineSetLauncher.hosts"
+        start = ["ipcluster", "start", "--engines=dlguide", "-n", "2", "--daemonize"]
+        on_h1(*start, f"{name}=h1", f"{name}=h2")
+        try:
+            out = on_h1(sys.executable, "-c", ATTACHED, *failures)
+        finally:
+            on_h1("ipcluster", "stop")
+        deadline = time.monotonic() + 15
+        while any(left()):
+            assert time.monotonic() < deadline, [each.cmdline() for each in left()]
+            time.sleep(0.1)
+    well = "ANSWER [(['h1', 'h2'], 1), (['h1', 'h2'], 1)]"
+    found = [line for line in out.splitlines() if line.startswith("ANSWER")]
+    ends = [line for kind in failures.values() for line in (f"ANSWER {kind}", well)]
+    assert found == [well, *ends]
+    assert not list(tmp_path.rglob("dlguide-*"))
 
 
 @pytest.fixture(scope="module")
