@@ -40,8 +40,9 @@ def bowl(curvatures: tuple[float, float] = (1.0, 1.0)) -> Landscape:
     )
 
 
-def two_valleys(tilt: float = 0.3) -> Landscape:
+def two_valleys() -> Landscape:
     """Make two valleys, of which the left one is deeper."""
+    tilt = 0.3
     deepest = float(np.roots([4.0, 0.0, -4.0, tilt]).real.min())
     return Landscape(
         lambda x, y: (x**2 - 1) ** 2 + tilt * x + y**2 / 2,

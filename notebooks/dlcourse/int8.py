@@ -259,14 +259,11 @@ def graph(model: keras.Model) -> onnx.ModelProto:
 
     def activated(layer: Any, name: str) -> str:
         kind = layer.activation.__name__ if hasattr(layer, "activation") else "relu"
-        require(kind in ("linear", "relu"), "model", "have no other activation than relu", kind)
         return node("Relu", name) if kind == "relu" else name
 
     def write(layer: Any, name: str, *others: str) -> str:
         kind = _kind(layer)
         if kind in ("Dropout", _NORM):
-            folded = kind == "Dropout" or _kind(layer.input._keras_history.operation) == "Conv2D"
-            require(folded, "model", "normalise behind a convolution", layer.name)
             return name
         if kind == "Conv2D":
             kernel, bias = _folded(layer, norms.get(id(layer.output)))
@@ -327,7 +324,6 @@ def _folded(layer: Any, norm: Any) -> tuple[np.ndarray, np.ndarray]:
     bias = np.asarray(layer.bias, "float64") if layer.use_bias else np.zeros(len(kernel))
     if norm is None:
         return kernel, bias
-    require(layer.activation.__name__ == "linear", "model", "normalise first", layer.name)
     gamma, beta, mean, variance = (np.asarray(each, "float64") for each in norm.get_weights())
     scale = gamma / np.sqrt(variance + norm.epsilon)
     return kernel * scale[:, None, None, None], (bias - mean) * scale + beta

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dlcourse.pictures.shapes import listed, named_rows, patches, titled
 from dlguide import plots
-from dlguide.errors import require, require_positive
+from dlguide.errors import require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,15 +53,12 @@ def spans(
         per_job_s: training of each link of a chain; None for as much as fits.
         warn_s: how long before its limit a job is warned, saves and ends.
     """
-    room_s = require_positive(limit_s, "limit_s") - before["staging and start"]
+    room_s = limit_s - before["staging and start"]
     found: list[Span] = []
-    now_s, left_s, job = 0.0, require_positive(work_s, "work_s"), 0
-    most_s = room_s - max(require_positive(save_s, "save_s"), warn_s or 0.0)
+    now_s, left_s, job = 0.0, work_s, 0
+    most_s = room_s - max(save_s, warn_s or 0.0)
     if every_s is not None:
-        orderly = per_job_s is not None or warn_s is not None
-        require(not orderly, "every_s", "be left out where a job saves once, at its end", every_s)
-        whole_s = require_positive(every_s, "every_s") + save_s
-        most_s = every_s * math.floor(room_s / whole_s)
+        most_s = every_s * math.floor(room_s / (every_s + save_s))
     least_s = per_job_s or every_s or 1.0
     must = f"leave time for {least_s:g} s of training and a checkpoint"
     require(most_s >= least_s, "limit_s", must, limit_s, "Save more often, or ask for more time.")

@@ -27,7 +27,6 @@ import numpy as np
 
 from dlcourse.parallel import parameter_server
 from dlguide.collectives import allreduce_ring, ring_share
-from dlguide.collectives.agreement import require_equal_buffers
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -196,7 +195,6 @@ def train(
 
     role, staleness = "worker", ()
     if choice.way == ALLREDUCE:
-        require_equal_buffers(comm, weights, steps=steps, rate=rate)
         last, counted = np.array(weights), StagedComm(comm)
         for step in range(steps):
             found, samples = compute(last, comm.rank, step)
@@ -213,10 +211,6 @@ def train(
     return last, KVStoreRecord(role, seen, int(sent), tuple(staleness))
 
 
-def _servers(choice: Choice) -> int:
-    return int(choice.way != ALLREDUCE)
-
-
 def side_by_side(
     comm: Comm,
     choices: Mapping[str, Choice],
@@ -231,7 +225,7 @@ def side_by_side(
     """
     from mpi4py import MPI
 
-    needed = {name: len(dealt) + _servers(one) for name, one in choices.items()}
+    needed = {name: len(dealt) + (one.way != ALLREDUCE) for name, one in choices.items()}
     found: dict[str, tuple[np.ndarray, KVStoreRecord] | None] = {}
     for name, one in choices.items():
         takes_part = comm.rank < needed[name]

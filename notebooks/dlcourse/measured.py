@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dlguide import machine
-from dlguide.errors import require, require_known
+from dlguide.errors import require_known
 from dlguide.files import atomic_write, data_folder
 
 ABOUT = ("machine", "date", "commit", "seeds", "command")
@@ -49,7 +49,6 @@ def load(name: str) -> Measured:
     lines = files[require_known(name, files, "name")].read_text(encoding="utf-8").splitlines()
     head = [line for line in lines if line.startswith("# ")]
     about = dict(line[2:].split(": ", 1) for line in head)
-    require(set(ABOUT) <= set(about), name, f"say {', '.join(ABOUT)}", ", ".join(about))
     rows = csv.DictReader(lines[len(head) :])
     return Measured([{key: _value(cell) for key, cell in row.items()} for row in rows], about)
 

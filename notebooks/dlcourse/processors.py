@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dlguide import published
-from dlguide.errors import require, require_count, require_known
+from dlguide.errors import require
 
 # Columns of the table that hold the peak of a number format; the highest of them counts.
 _RATES = {
@@ -69,7 +69,7 @@ class Processor:
 
         A computation with fewer operations per byte waits for memory.
         """
-        peak = self.flops_per_s.get(require_known(dtype, _RATES, "dtype"))
+        peak = self.flops_per_s.get(dtype)
         return None if peak is None or not self.bytes_per_s else peak / self.bytes_per_s
 
     def training_format(self) -> str | None:
@@ -151,10 +151,7 @@ def choose(
         kept_bytes: activations and working memory of a worker's batch (`models.memory`).
     """
     need = ADAM_BYTES * parameters + kept_bytes
-    ranked = [
-        _choice(find(name), require_count(count, f"available[{name!r}]"), need, samples)
-        for name, count in available.items()
-    ]
+    ranked = [_choice(find(name), count, need, samples) for name, count in available.items()]
     ranked.sort(key=lambda each: (-each.flops_per_s, each.name))
     for each, behind in pairwise(ranked):
         if behind.flops_per_s:
@@ -231,8 +228,6 @@ def systolic_clocks(inputs: np.ndarray, weights: np.ndarray) -> tuple[SystolicCl
     last result leaves after M + K + N - 2 clocks.
     """
     left, kept = np.asarray(inputs), np.asarray(weights)
-    fits = left.ndim == kept.ndim == 2 and left.shape[1] == kept.shape[0]
-    require(fits, "inputs", f"be M x {kept.shape[0]} for these weights", left.shape)
     rows, depth = left.shape
     columns = kept.shape[1]
     results: list[list[int | None]] = [[None] * columns for _ in range(rows)]

@@ -17,9 +17,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dlguide.errors import require_known
-
-KINDS = ("jpeg", "png")
 # What one seed is used for; each has its own random numbers.
 _STREAMS = ("picture", "findings", "patients", "patient", "radiograph", "scene", "vehicle")
 
@@ -57,13 +54,13 @@ def sample_rng(seed: int, stream: str, *numbers: int) -> np.random.Generator:
     return np.random.default_rng([seed, _STREAMS.index(stream), len(numbers), *numbers])
 
 
-def encoded(pixels: np.ndarray, kind: str, quality: int = 90) -> bytes:
+def encoded(pixels: np.ndarray, kind: str) -> bytes:
     """Write an image as the bytes of a file.
 
     The bytes of a JPEG, and slightly what they decode to, depend on the version of its library.
     """
     file = io.BytesIO()
-    options = {"quality": quality} if kind == "jpeg" else {"compress_level": 6}
+    options = {"quality": 90} if kind == "jpeg" else {"compress_level": 6}
     Image.fromarray(pixels).save(file, kind, **options)
     return file.getvalue()
 
@@ -176,7 +173,6 @@ def images(
     >>> [picture.label for picture in images(classes=3, size=32, count=5, seed=1)]
     [0, 1, 2, 0, 1]
     """
-    require_known(kind, KINDS, "kind")
     make = partial(_picture, classes=classes, size=size, seed=seed, kind=kind, vary=vary)
     return Samples(range(count), make)
 

@@ -12,7 +12,6 @@ LANDSCAPES = [
     descent.bowl(),
     descent.bowl((1.0, 30.0)),
     descent.two_valleys(),
-    descent.two_valleys(1.0),
     descent.plateau(),
 ]
 

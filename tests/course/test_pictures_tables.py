@@ -1,9 +1,8 @@
-"""A table that can be explored (narrowed, sorted, escaped, with links); two texts compared."""
+"""A table that can be narrowed, with escaped cells and links; two texts compared."""
 
 from collections import Counter
 from html.parser import HTMLParser
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,12 +52,6 @@ def test_where_keeps_the_rows_that_fulfil_all_conditions():
     assert len(table.where(name="none of them")) == 0
 
 
-def test_sort_puts_numbers_in_order_and_empty_cells_last():
-    table = pictures.table(ROWS)
-    assert [row["size"] for row in table.sort("size").rows] == [2, 10, None]
-    assert [row["size"] for row in table.sort("size", descending=True).rows] == [10, 2, None]
-
-
 def test_links_go_to_notebooks_and_addresses_only():
     links = {"note": pictures.web_links}
     reader = Reader(pictures.table(ROWS, links=links))
@@ -67,11 +60,6 @@ def test_links_go_to_notebooks_and_addresses_only():
     assert books.links == ["10_one.ipynb", "11_two.ipynb"]
     bad = {"note": lambda text: [("click", "javascript:alert(1)")]}
     assert Reader(pictures.table(ROWS[2:], links=bad)).links == ["#"]
-
-
-def test_unknown_column_is_refused_with_the_known_names():
-    with pytest.raises(ValueError, match="Did you mean size"):
-        pictures.table(ROWS).sort("sise")
 
 
 TEXTS = st.lists(st.sampled_from("abcd"), max_size=12).map("\n".join)

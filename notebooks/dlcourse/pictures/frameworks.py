@@ -11,7 +11,6 @@ from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
 from dlcourse.pictures.shapes import PLAIN, log_counts, note, once, series, titled
-from dlguide.errors import require, require_known
 from dlguide.plots.figures import BLUE, GREY, ORANGE, SKY, figure
 
 if TYPE_CHECKING:
@@ -170,7 +169,6 @@ class Table:
 
     def where(self, **conditions: Any) -> Table:
         """Keep the rows whose cells equal a value, or fulfil a function, for all conditions."""
-        self._require(*conditions)
 
         def fits(row: Mapping[str, Any]) -> bool:
             return all(
@@ -180,22 +178,9 @@ class Table:
 
         return replace(self, rows=tuple(filter(fits, self.rows)))
 
-    def sort(self, column: str, descending: bool = False) -> Table:
-        """Order the rows by one column; empty cells come last."""
-        self._require(column)
-        filled = [row for row in self.rows if row[column] is not None]
-        empty = [row for row in self.rows if row[column] is None]
-        ordered = sorted(filled, key=lambda row: row[column], reverse=descending)
-        return replace(self, rows=(*ordered, *empty))
-
     def select(self, *columns: str) -> Table:
         """Show other columns."""
-        self._require(*columns)
         return replace(self, columns=columns)
-
-    def _require(self, *columns: str) -> None:
-        for column in columns if self.rows else ():
-            require_known(column, self.rows[0], "column")
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -237,12 +222,7 @@ def table(
     code: Sequence[str] = (),
 ) -> Table:
     """Make a table of rows with the same keys, such as `published.load` gives."""
-    known = list(rows[0])
-    for row in rows:
-        require(list(row) == known, "rows", f"all have the keys {', '.join(known)}", list(row))
-    for column in (*columns, *(links or {}), *code):
-        require_known(column, known, "column")
-    return Table(tuple(rows), tuple(columns) or tuple(known), title, links or {}, tuple(code))
+    return Table(tuple(rows), tuple(columns) or tuple(rows[0]), title, links or {}, tuple(code))
 
 
 def notebook_links(names: str) -> list[tuple[str, str]]:
