@@ -191,11 +191,8 @@ def _server_findings(machine: Machine, servers: Sequence[Sequence[int]]) -> list
         f"numbered in blocks (CPUs 0-{each - 1} on socket 0)": blocks,
         "numbered in turn (CPU 0 on socket 0, CPU 1 on socket 1)": turns,
     }
-    if here not in (blocks, turns):
-        numberings = {"numbered as on this machine": here} | numberings
     found = [
-        f"With cores {name}{' as here' if sockets_of == here and 'this' not in name else ''}, "
-        f"{_sockets(servers, sockets_of)}."
+        f"With cores {name}{' as here' * (sockets_of == here)}, {_sockets(servers, sockets_of)}."
         for name, sockets_of in numberings.items()
     ]
     if len(servers) > 1 and not any(_own_socket(servers, each) for each in (blocks, turns)):

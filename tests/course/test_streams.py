@@ -1,20 +1,13 @@
 """Streams share the cores, answer the same, and their numbers obey Little's law.
 
-Tests dlcourse.bench.streams, its command and its plot.
+Tests dlcourse.bench.streams.
 """
 
-import json
-
 import pytest
-from typer.testing import CliRunner
 
 from dlcourse.bench import streams
-from dlguide.cli import add_commands
-from dlguide.cli.app import app
 from dlguide.machine import describe, imagine, threads
 from dlguide.measure import Timing
-
-add_commands()
 
 
 def split(count=2, threads=1, batch=4, latency_s=0.5):
@@ -59,12 +52,3 @@ def test_every_split_has_all_cores(monkeypatch):
         streams.compare("mlp", machine=imagine(1, 6))
     assert [each.ranks for each in plans] == [1, 2, 3, 6]
     assert [each.ranks * each.threads for each in plans] == [6] * 4
-
-
-def test_command_line_writes_record_and_plot(tmp_path, monkeypatch):
-    monkeypatch.setattr(streams, "compare", lambda *more, **named: [split(1, 2), split(2, 1)])
-    result = CliRunner().invoke(app, ["bench", "streams", "--output", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    record = json.loads((tmp_path / "streams.json").read_text())
-    assert [each["streams"] for each in record["splits"]] == [1, 2]
-    assert (tmp_path / "streams.png").exists()

@@ -62,7 +62,8 @@ def test_ranks_train_as_one_process_with_the_global_batch(ranks, packed, alone, 
 
 
 def test_damaged_radiograph_is_named_by_all_ranks(tmp_path):
-    real = layout_writers.write_chestxray14(tmp_path / "real", phantoms.chest(44, 40, 3))
+    # a tenth of the patients to train with is the validation: some with and without a finding
+    real = layout_writers.write_chestxray14(tmp_path / "real", phantoms.chest(110, 40, 3))
     path = real / "images" / (real / "train_val_list.txt").read_text().split()[0]
     path.write_bytes(path.read_bytes()[:900])
     own = {"net": "chest_cnn", "start": "none", "epochs": 1, "batch_per_rank": 5}

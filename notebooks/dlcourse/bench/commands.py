@@ -1,4 +1,4 @@
-"""`dlguide bench io`, `onednn`, `scaling` and `streams`: what the course adds to the benchmarks."""
+"""`dlguide bench io`, `onednn` and `scaling`: what the course adds to the benchmarks."""
 
 from __future__ import annotations
 
@@ -50,25 +50,6 @@ def onednn(
     print(found.summary(stored))
     found.write(output / "onednn.json")
     draw(pictures.onednn_speeds(found.speeds), output / "onednn")
-
-
-def streams(
-    net: NetOption = "mnist_cnn",
-    batch_per_rank: Annotated[int, typer.Option(help="Images of one answer of a stream.")] = 1,
-    seconds: SecondsOption = 20.0,
-    output: OutputOption = Path("build"),
-) -> None:
-    """Inference with many streams of few threads against few streams of many."""
-    from dlcourse import pictures
-    from dlcourse.bench import streams
-    from dlguide.files import require_writable
-
-    require_writable(output, "output")
-    splits = streams.compare(net, batch_per_rank, seconds)
-    print(streams.table(splits))
-    record = {"net": net, "splits": [dataclasses.asdict(each) for each in splits]}
-    (output / "streams.json").write_text(json.dumps(record, indent=1) + "\n")
-    draw(pictures.streams(splits), output / "streams")
 
 
 def scaling(
