@@ -36,6 +36,9 @@ from dlguide.cluster.environment import (
     start_watchdog,
 )
 from dlguide.cluster.launch import default_plan
+from dlguide.errors import require
+
+PASSED_ON = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGALRM")  # by Hydra; others end it
 
 
 class Engine(IPEngine):
@@ -141,9 +144,10 @@ class DlguideEngineSetLauncher(MPIEngineSetLauncher):
 
     def signal(self, sig: int) -> None:
         """Signal every rank: `mpiexec.gforker` passes on SIGINT and SIGTERM, none SIGKILL."""
-        if self.nodes > 1:  # Hydra reaches those of other nodes
-            super().signal(sig)
         if self.nodes > 1 and sig != signal.SIGKILL:
+            must = f"be SIGKILL or, on several machines, one of {', '.join(PASSED_ON)}"
+            require(signal.Signals(sig).name in PASSED_ON, "sig", must, sig)
+            super().signal(sig)
             return
         begin = " ".join(self.engine_cmd)
         ours = [each for each in processes.living() if each.cluster == self.mark]
