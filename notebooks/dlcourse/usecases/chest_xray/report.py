@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dlcourse.usecases.report import Finding
+from dlcourse.usecases import Finding
 from dlguide import published
 from dlguide.errors import require
 from dlguide.measure import TrainingResult

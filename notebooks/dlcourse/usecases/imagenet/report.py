@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlcourse import explained, pictures
+from dlcourse.usecases import Finding
 from dlcourse.usecases.imagenet.recipe import GUIDE, TrainingRecipe
-from dlcourse.usecases.report import Finding
 from dlguide import published
 from dlguide.measure import TrainingResult
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dlcourse.bench.scaling import Speedup
-from dlcourse.usecases.report import Finding
+from dlcourse.usecases import Finding
 from dlguide import published
 
 WINDOW = 11  # pixels of SSIM's window
