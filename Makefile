@@ -101,7 +101,7 @@ distclean: clean  ## remove .venv too
 
 # It replaces the Horovod that `make setup` has installed.
 .venv/horovod-pytorch: .venv/pytorch dlguide/install_horovod.py
-	$(BIN)/python -m dlguide.cli install-horovod --pytorch
+	$(BIN)/python -m dlguide install-horovod --pytorch
 	@touch $@
 
 # In one environment they would overwrite each other's mpiexec and library.
@@ -113,5 +113,5 @@ distclean: clean  ## remove .venv too
 	@touch $@
 
 .venv/horovod: .venv/packages dlguide/install_horovod.py
-	$(BIN)/python -m dlguide.cli install-horovod
+	$(BIN)/python -m dlguide install-horovod
 	@touch $@

@@ -13,7 +13,7 @@ from dlguide.cluster import processes
 def dlguide(*words: object, timeout_s: float = 80, cwd: Path | None = None) -> SimpleNamespace:
     """Run one command to its end; return its pid, returncode, stdout and stderr."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "dlguide.cli", *map(str, words)],
+        [sys.executable, "-m", "dlguide", *map(str, words)],
         cwd=cwd, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -159,3 +160,22 @@ def test_table_of_trainings_has_the_mfu_where_the_peak_was_measured(capsys):
     training._print_table(rows[:1], [None])
     said = capsys.readouterr().out
     assert "MFU: unknown; `dlguide bench limits` measures" in said
+
+
+INTERRUPTED = """
+import importlib.metadata, sys
+class Interrupts:
+    def find_spec(name, path=None, target=None):
+        if name == sys.argv[1]:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupts)
+(command,) = importlib.metadata.entry_points(group="console_scripts", name="dlguide")
+command.load()()
+"""
+
+
+@pytest.mark.parametrize("module", ["typer", "dlguide.cli.training", "dlcourse.commands"])
+def test_an_interrupt_while_modules_are_loaded_ends_in_one_line(module):
+    words = [sys.executable, "-c", INTERRUPTED, module]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\nInterrupted.\n")

@@ -66,7 +66,7 @@ def test_a_carriage_return_ends_a_line_and_counts_once_before_a_line_feed():
 def test_two_loud_ranks_never_tear_a_line_and_the_script_keeps_its_own_options(tmp_path):
     script = tmp_path / "loud.py"
     script.write_text(LOUD)
-    command = [sys.executable, "-m", "dlguide.cli", "run", "--np", "2", script, "-n", "5", "--x"]
+    command = [sys.executable, "-m", "dlguide", "run", "--np", "2", script, "-n", "5", "--x"]
     done = subprocess.run(command, capture_output=True, timeout=80, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.split(b"\n")
@@ -88,7 +88,7 @@ def test_a_line_is_shown_while_the_rank_goes_on(tmp_path):
         "import os, sys, time\nprint('first', flush=True)\nprint('prompt? ', end='', flush=True)\n"
         f"while not os.path.exists({str(go)!r}):\n    time.sleep(0.05)\nprint('yes')\n"
     )
-    command = [sys.executable, "-m", "dlguide.cli", "run", "-n", "1", script]
+    command = [sys.executable, "-m", "dlguide", "run", "-n", "1", script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as run:
         assert run.stdout.readline() == b"[0] first\n"
         assert run.stdout.read(len("[0] prompt? ")) == b"[0] prompt? "
@@ -100,7 +100,7 @@ def test_a_line_is_shown_while_the_rank_goes_on(tmp_path):
 def test_when_nobody_reads_any_more_the_ranks_are_told(tmp_path):
     script = tmp_path / "endless.py"
     script.write_text("while True:\n    print('line')\n")
-    command = [sys.executable, "-m", "dlguide.cli", "run", "-n", "2", script]
+    command = [sys.executable, "-m", "dlguide", "run", "-n", "2", script]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
     ) as run:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(400)
 
 def start(program, ranks, folder, steps=STEPS):
     words = ["--steps", steps, "--checkpoint", folder / "kept", "--record", folder / "record.json"]
-    command = [sys.executable, "-m", "dlguide.cli", "run", "--ranks", ranks, FOLDER / program]
+    command = [sys.executable, "-m", "dlguide", "run", "--ranks", ranks, FOLDER / program]
     done = commands.run([*command, *words], timeout_s=180)
     assert done.ok, done.tail()
     return json.loads((folder / "record.json").read_text()), done.output

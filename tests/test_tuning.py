@@ -138,7 +138,7 @@ def test_a_file_in_the_working_directory_hides_no_module_from_the_ranks(tmp_path
     ("number", "after"), [(signal.SIGINT, "ranks started for 0"), (signal.SIGKILL, "rung 1")]
 )
 def test_a_search_that_is_ended_leaves_no_process(number, after, tmp_path):
-    command = [sys.executable, "-m", "dlguide.cli", "tune", "--net", "mlp", "--max-ranks", "1"]
+    command = [sys.executable, "-m", "dlguide", "tune", "--net", "mlp", "--max-ranks", "1"]
     process = subprocess.Popen(
         [*command, "--budget", "60", "--output", str(tmp_path)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,

@@ -178,7 +178,7 @@ def bare(installed, tmp_path):
 def test_ranks_start_without_extras_and_what_needs_one_says_its_command(bare, tmp_path):
     (tmp_path / "script.py").write_text(WITHOUT_EXTRAS)
     assert bare("script.py") == "well\n"
-    assert "Usage" in bare("-m", "dlguide.cli", "--help")
+    assert "Usage" in bare("-m", "dlguide", "--help")
 
 
 def test_required_packages_are_few_and_none_of_an_extra():
@@ -194,7 +194,7 @@ def test_required_packages_are_few_and_none_of_an_extra():
 
 def test_predict_reads_measured_points(installed, tmp_path):
     points = "1:210,2:398,4:780"
-    command = ("-m", "dlguide.cli", "predict", "--points", points, "--workers", "64")
+    command = ("-m", "dlguide", "predict", "--points", points, "--workers", "64")
     out = installed(*command, cwd=tmp_path)
     assert "64" in out
     assert (tmp_path / "build" / "prediction.png").stat().st_size > 1000
