@@ -119,6 +119,14 @@ def test_second_libmpi_is_found(tmp_path):
     assert finding.fix == "dlguide install-horovod --force"
 
 
+def test_a_component_that_does_not_load_in_time_is_reported_with_its_own_limit():
+    slow = "print('loading', flush=True)\nimport time\ntime.sleep(60)"
+    finding = mpi.one_libmpi(2.0, {"mpi4py": slow, "Horovod": "raise OSError('no such file')"})
+    assert finding.found == (
+        "mpi4py: did not end within 1 s; Horovod: ended with exit status 1: OSError: no such file"
+    )
+
+
 def test_missing_compiler_fails_without_horovod_and_is_a_note_with_it(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     note = software.compiler(LIMIT_S)

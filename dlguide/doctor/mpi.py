@@ -127,7 +127,7 @@ def one_libmpi(limit_s: float, loaders: Mapping[str, str] | None = None) -> Chec
         done = commands.run([sys.executable, "-c", code], limit_s, env)
         marked = _marked(done.output)
         paths = {os.path.realpath(path) for path in marked[0].split()} if marked else set()
-        found[name] = " and ".join(sorted(paths)) or (done.tail(1) or _how(done, limit_s))
+        found[name] = " and ".join(sorted(paths)) or _how(done, limit_s)
     stray = [name for name in ("LD_LIBRARY_PATH", "LD_PRELOAD") if os.environ.get(name)]
     if len(set(found.values())) == 1 and (path := next(iter(found.values()))).startswith("/"):
         return CheckResult("libmpi", True, f"{path}, for {', '.join(found)}")
