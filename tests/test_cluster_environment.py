@@ -55,6 +55,25 @@ def test_ranks_compute_with_onednn_as_this_process_does(loaded, value, monkeypat
     assert found == [(value, value == "1")] * 2
 
 
+def warned():
+    import warnings
+
+    try:
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+    except DeprecationWarning:
+        return "an error"
+
+
+@pytest.mark.parametrize("inherited", [True, False])
+def test_warnings_that_are_errors_are_errors_of_the_users_code_only(inherited, monkeypatch):
+    if inherited:
+        monkeypatch.setenv("PYTHONWARNINGS", "error")
+    given = None if inherited else {"PYTHONWARNINGS": "error"}
+    with Cluster(ranks=1, environment=given) as cluster:
+        assert cluster.run(warned) == ["an error"]
+        assert cluster.run(warned) == ["an error"]
+
+
 def test_they_win_over_the_defaults_and_over_this_process(monkeypatch, tmp_path):
     monkeypatch.setenv("HOROVOD_CYCLE_TIME", "2")
     monkeypatch.delenv("HOROVOD_FUSION_THRESHOLD", raising=False)

@@ -36,6 +36,8 @@ BEATS = (
     "--HeartMonitor.max_heartmonitor_misses=60",
     "--IPController.registration_timeout=60",
 )
+WARNINGS = "PYTHONWARNINGS"
+DEPRECATED = ("traitlets.traitlets", "ipykernel.ipkernel", "ipykernel.kernelbase")  # they use it
 # Only the cluster may set these: its processes are recognised by them.
 OWN = (
     processes.MARK, processes.OWNER, processes.FOLDER, processes.PLAN, processes.OPTIONS,
@@ -51,7 +53,9 @@ def rank_environment(
     owner: int | None = None,
 ) -> dict[str, str]:
     """Return the environment of a cluster's processes, which end with `owner` (None: this one)."""
-    more = more or {}
+    more = dict(more or {})
+    if warns := more.get(WARNINGS, os.environ.get(WARNINGS)):  # "error" would end the engines
+        more[WARNINGS] = ",".join([warns, *(f"ignore::DeprecationWarning:{m}" for m in DEPRECATED)])
     # what a user has set for the ranks needs nothing from here
     onednn = {} if VARIABLE in more else onednn_environment()
     return {

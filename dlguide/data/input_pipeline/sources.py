@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dlguide.data import formats
-from dlguide.data.datasets import Dataset, as_float32
+from dlguide.data.datasets import Dataset
 from dlguide.data.formats.dataset import NAME, Damage, DamageError, open_file, read_exactly
 from dlguide.data.formats.sample import Sample
 from dlguide.errors import require, require_known
@@ -108,14 +108,6 @@ class ArraySource(Source):
     def checksum(self) -> int:
         ends = np.ascontiguousarray(self.images[[0, -1]])
         return zlib.crc32(self.labels.tobytes(), zlib.crc32(ends.tobytes()))
-
-
-class _Scaled(ArraySource):
-    """The images of a Dataset, as float32."""
-
-    def read(self, numbers: np.ndarray, throttle: Any = None) -> tuple[Any, np.ndarray]:
-        images, labels = super().read(numbers, throttle)
-        return as_float32(images), labels
 
 
 class FileSource(Source):
@@ -262,8 +254,8 @@ def as_source(source: Any, part: str = "train") -> Source:
         return source
     if isinstance(source, Dataset):
         if part == "test":
-            return _Scaled(f"{source.name} (test)", source.test_pixels, source.test_labels)
-        return _Scaled(source.name, source.train_pixels, source.train_labels)
+            return ArraySource(f"{source.name} (test)", source.test_pixels, source.test_labels)
+        return ArraySource(source.name, source.train_pixels, source.train_labels)
     if isinstance(source, str | os.PathLike):
         return FormatSource(source)
     if hasattr(source, "items") and not isinstance(source, dict):
