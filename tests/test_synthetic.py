@@ -10,7 +10,7 @@ from PIL import Image
 from dlcourse import synthetic
 
 MAKERS = {
-    "images": lambda count, seed=5: synthetic.images(7, 40, count, seed, vary=True),
+    "images": lambda count, seed=5: synthetic.images(7, 40, count, seed),
 }
 
 
@@ -48,17 +48,8 @@ def test_nearest_class_mean_recognises_pictures_of_another_seed(classes):
     assert (found == test_labels).mean() > 1 / classes + 0.3
 
 
-@pytest.mark.parametrize(("kind", "name"), [("jpeg", "JPEG"), ("png", "PNG")])
-@pytest.mark.parametrize("vary", [False, True])
-def test_pictures_decode_to_the_stated_shape(kind, name, vary):
-    shorter = set()
-    for picture in synthetic.images(3, 48, 12, 4, kind, vary):
+def test_pictures_decode_to_the_stated_shape():
+    for picture in synthetic.images(3, 48, 12, 4):
         decoded = Image.open(io.BytesIO(picture.encoded()))
-        assert (decoded.format, decoded.mode) == (name, "RGB")
-        assert np.asarray(decoded).shape == picture.pixels.shape
-        error = np.asarray(decoded, float) - picture.pixels
-        assert np.abs(error).mean() < (12 if kind == "jpeg" else 1e-9)
-        shorter.add(min(picture.pixels.shape[:2]))
-        longer = max(picture.pixels.shape[:2])
-        assert longer <= 72 if vary else longer == 48
-    assert shorter == {48}
+        assert (decoded.format, decoded.mode, decoded.size) == ("JPEG", "RGB", (48, 48))
+        assert np.abs(np.asarray(decoded, float) - picture.pixels).mean() < 12

@@ -55,7 +55,7 @@ def sample_rng(seed: int, stream: str, *numbers: int) -> np.random.Generator:
 
 
 def encoded(pixels: np.ndarray, kind: str) -> bytes:
-    """Write an image as the bytes of a file.
+    """Write an image as the bytes of a file, "jpeg" or "png".
 
     The bytes of a JPEG, and slightly what they decode to, depend on the version of its library.
     """
@@ -142,21 +142,18 @@ _SECOND_HUES = (0.5, 0.12, 0.33, 0.67, 0.85)
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A labelled picture: its number, its class, "jpeg" or "png", uint8 (rows, columns, 3)."""
+    """A labelled picture: its number, its class, uint8 (size, size, 3)."""
 
     index: int
     label: int
-    kind: str
     pixels: np.ndarray = field(repr=False)
 
     def encoded(self) -> bytes:
-        """Write the picture as the bytes of a file of its kind."""
-        return encoded(self.pixels, self.kind)
+        """Write the picture as the bytes of a JPEG file."""
+        return encoded(self.pixels, "jpeg")
 
 
-def images(
-    classes: int, size: int, count: int, seed: int, kind: str = "jpeg", vary: bool = False
-) -> Samples:
+def images(classes: int, size: int, count: int, seed: int) -> Samples:
     """Make labelled pictures with learnable classes, as many as wanted.
 
     The class of picture i is i modulo `classes`, so every class occurs equally often. What a
@@ -164,47 +161,34 @@ def images(
 
     Args:
         classes: number of classes (count).
-        size: length of the shorter side (pixels).
+        size: height and width (pixels).
         count: number of pictures (count).
         seed: 0 or more; another one gives other pictures of the same classes.
-        kind: "jpeg" or "png", the form in which they are encoded.
-        vary: whether pictures are up to half as long again in one direction, as photographs are.
 
     >>> [picture.label for picture in images(classes=3, size=32, count=5, seed=1)]
     [0, 1, 2, 0, 1]
     """
-    make = partial(_picture, classes=classes, size=size, seed=seed, kind=kind, vary=vary)
-    return Samples(range(count), make)
+    return Samples(range(count), partial(_picture, classes=classes, size=size, seed=seed))
 
 
-def _picture(index: int, classes: int, size: int, seed: int, kind: str, vary: bool) -> Picture:
-    rng = sample_rng(seed, "picture", index)
-    rows, columns = size, size
-    if vary:
-        longer = round(size * rng.uniform(1, 1.5))
-        rows, columns = (size, longer) if rng.random() < 0.7 else (longer, size)
-    label = index % classes
-    pixels = _draw(rng, label, rows, columns)
-    return Picture(index, label, kind, pixels)
-
-
-def _draw(rng: np.random.Generator, label: int, rows: int, columns: int) -> np.ndarray:
-    x, y = grid(rows, columns)
-    picture = _background(rng, rows, columns, y)
+def _picture(index: int, classes: int, size: int, seed: int) -> Picture:
+    rng, label = sample_rng(seed, "picture", index), index % classes
+    x, y = grid(size, size)
+    picture = _background(rng, size, size, y)
     scale = rng.uniform(0.55, 0.8)
     center = rng.uniform(-0.25, 0.25, 2).tolist()
     angle = rng.uniform(-0.4, 0.4)
     shape = SHAPES[label % len(SHAPES)]
     u, v = turned((x - center[0]) / scale, (y - center[1]) / scale, angle)
     distance = shape(u, v)
-    pixel = 2 / min(rows, columns) / scale
     # the shadow falls to the lower right
     shadow = smooth_step(
         shape(*turned((x - center[0]) / scale - 0.12, (y - center[1]) / scale - 0.14, angle)), 0.3
     )
     picture *= 1 - 0.45 * shadow[..., None]
-    mask = smooth_step(distance, 2 * pixel)[..., None]
-    return _finish(rng, picture + mask * (_surface(rng, label, u, v, distance) - picture))
+    mask = smooth_step(distance, 2 * (2 / size / scale))[..., None]
+    pixels = _finish(rng, picture + mask * (_surface(rng, label, u, v, distance) - picture))
+    return Picture(index, label, pixels)
 
 
 def _background(rng: np.random.Generator, rows: int, columns: int, y: np.ndarray) -> np.ndarray:

@@ -351,14 +351,15 @@ def _gradient_error(error: Any) -> Any:
     return _sum(abs(down)) + _sum(abs(across))
 
 
-def step(global_batch: int, ranks: int) -> TimedStep:
+def step(global_batch: int, ranks: int, **own: Any) -> TimedStep:
     """Return a training step of the whole pair, all resolutions, for `scaling.against_one`.
 
     Args:
         global_batch: clips of all ranks in a step, as for `train`.
         ranks: among which they are divided; each takes as many as the one with most.
+        own: other fields of `VideoConfig`: filters, ...
     """
-    config = VideoConfig(global_batch=global_batch)
+    config = VideoConfig(global_batch=global_batch, **own)
     label = f"video GAN of {config.filters} filters at {config.size} pixels"
     worker = partial(_worker, config)
     return TimedStep(label, -(-global_batch // ranks), worker, partial(_noise, config.size))
