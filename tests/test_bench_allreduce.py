@@ -32,6 +32,8 @@ def test_every_algorithm_is_measured_at_every_size_and_the_ring_sends_its_formul
 
 
 def test_the_library_s_own_algorithms_run_one_by_one(monkeypatch):
+    for name, value in {"PMIX_NAMESPACE": "a", "PMI_SIZE": "7"}.items():
+        monkeypatch.setenv(name, value)  # of a launcher around this process
     if "MPICH" in bench.allreduce(1, [64], ["library"], 1, False).library:
         found = bench.library_algorithms(2, [64], repeats=1, names=["ring"])
         names = [point.name for point in found.points]
@@ -59,6 +61,12 @@ def test_bad_input_is_refused_before_any_rank_starts(asked, words):
 def test_ranks_that_fail_are_quoted():
     with pytest.raises(RuntimeError, match=r"ranks of the benchmark failed[^!]*no_such_module"):
         bench.allreduce(1, [64], repeats=1, horovod=False, env={"PYTHONHOME": "/no_such_module"})
+
+
+def test_ranks_that_are_too_slow_name_the_limit_and_what_to_do(monkeypatch):
+    monkeypatch.setattr(bench, "LIMIT_S", 0.2)
+    with pytest.raises(RuntimeError, match=r"did not end within 0\.2 s: measure fewer `sizes`"):
+        bench.allreduce(1, [64], repeats=1, horovod=False)
 
 
 def test_the_plot_shows_time_and_bus_bandwidth_of_each_algorithm():

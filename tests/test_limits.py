@@ -162,6 +162,22 @@ def test_limits_are_found_again_on_the_same_machine_and_version_only(cache, monk
     stored()
     monkeypatch.setattr(limits.platform, "node", lambda: "elsewhere")
     assert limits.load() is None
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")  # names of pods are random
+    here, _ = stored()
+    monkeypatch.setattr(limits.platform, "node", lambda: "jupyter-ada-7f9c")
+    assert limits.load() == here
+
+
+def test_memory_is_that_of_a_container(monkeypatch, tmp_path):
+    whole = limits._whole_memory()
+    monkeypatch.setattr(limits, "_GROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert limits._whole_memory() >= whole
+    (tmp_path / "memory.max").write_text("1073741824\n")
+    assert limits._whole_memory() == 2**30
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory/memory.limit_in_bytes").write_text("536870912\n")
+    assert limits._whole_memory() == 2**29
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import numpy as np
 from dlguide import commands
 from dlguide.cluster import processes
 from dlguide.cluster.environment import launcher_of
-from dlguide.cluster.mpi import SESSION, find_mpi, require_one_world
+from dlguide.cluster.mpi import SESSION, find_mpi, kernel_environment, require_one_world
 from dlguide.collectives import LIBRARY, NAMES, AllreduceTable, autotune, ring_share
 from dlguide.collectives.autotune import library_version
 from dlguide.collectives.communicator import counting_comm
@@ -160,7 +160,8 @@ def allreduce(
     }
     mpiexec, variables = launcher_of(mpi)
     surroundings = {
-        **os.environ,
+        **commands.without_mpi(),
+        **kernel_environment(),
         **plan.environment(0),
         "UCX_TLS": os.environ.get("UCX_TLS", "sm,self"),
         "HOROVOD_CYCLE_TIME": os.environ.get("HOROVOD_CYCLE_TIME", "0.1"),
@@ -175,7 +176,9 @@ def allreduce(
         processes.remove_orphaned_shared_memory()
         done = commands.run(command, LIMIT_S, surroundings | {SESSION: folder})
         if not (done.ok and target.exists()):
-            raise RuntimeError(f"The ranks of the benchmark failed.\n{done.tail()}")
+            late = f"did not end within {LIMIT_S:g} s: measure fewer `sizes` or `repeats`."
+            how = late if done.status is None else "failed."
+            raise RuntimeError(f"The ranks of the benchmark {how}\n{done.tail()}")
         found = json.loads(target.read_text())
     points = []
     for nbytes, times in found["samples"].items():

@@ -69,6 +69,7 @@ _PARTS = {
 }
 _SAMPLES, _SAMPLE_S = 9, 0.015
 _FOOTPRINTS = [2**power for power in range(16, 30)]
+_GROUP = Path("/sys/fs/cgroup")
 _FILE_BYTES, _READ_BYTES = 64 << 20, 8 << 20
 _BLOCK = 1 << 16  # elements
 _LINE_ROUNDS = 20_000
@@ -101,8 +102,8 @@ class Bound:
     def share(self, seconds: float) -> float | None:
         """Return the share of the limit that a measured time reached, 1 at best.
 
-        None if the limit is not known, its spread is above 20 %, or the share is above 1.2: then
-        the limit was measured on a busier machine.
+        None if the limit is not known, its spread is above 20 %, or the share is above 1.2, such as
+        when the limit was measured beside other work, or what is compared does less work.
         """
         if self.seconds is None or self.spread > MOST_SPREAD:
             return None
@@ -294,8 +295,7 @@ def measure(cpus: Sequence[int] | None = None) -> Limits:
     require(usable, "cpus", f"be different ones of the CPUs {allowed}", list(chosen))
     require_writable(cache_folder(), "DLGUIDE_CACHE")
     library, no_library = _kernels()
-    room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16
-    footprints = [size for size in _FOOTPRINTS if size <= room] or _FOOTPRINTS[:1]
+    footprints = [size for size in _FOOTPRINTS if size <= _whole_memory() // 16] or _FOOTPRINTS[:1]
     note = f"; {no_library}. {AGAIN}." if library is None else ""
     job = {"cpus": chosen, "library": library, "footprints": footprints, "note": note}
     found, missing, busy = {}, {}, []
@@ -449,8 +449,17 @@ def require_equal(came: np.ndarray, right: np.ndarray, relative: float = 0.0) ->
         raise RuntimeError("the library's product differs from NumPy's")
 
 
+def _whole_memory() -> int:
+    """Return the machine's memory, or a container's limit if that is less (bytes)."""
+    sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # there is "max" where nothing is limited
+            sizes.append(int(Path(_GROUP, name).read_text()))
+    return min(sizes)
+
+
 def _machine() -> str:
-    """Name and processor: what the limits are stored for."""
+    """Name and processor: what the limits are stored for. Pods of a hub have names by chance."""
     model = ""
     with suppress(OSError):
         found = re.search(
@@ -458,7 +467,8 @@ def _machine() -> str:
         )
         model = found[1].strip() if found else ""
     processor = model or platform.machine()
-    return f"{platform.node()}: {processor}, {len(os.sched_getaffinity(0))} logical CPUs"
+    name = "a pod" if "KUBERNETES_SERVICE_HOST" in os.environ else platform.node()
+    return f"{name}: {processor}, {len(os.sched_getaffinity(0))} logical CPUs"
 
 
 def _path() -> Path:
