@@ -108,8 +108,6 @@ class Recorder:
     the others where they happen.
 
     Args:
-        rank: this rank (index).
-        ranks: number of ranks (count).
         dataset: all training samples (shape (samples, ...)), or only their count; None if
             unknown, and then samples that no rank saw are not reported.
         rate_of_one_rank: the learning rate that one rank would use; None if unknown.

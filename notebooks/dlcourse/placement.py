@@ -92,7 +92,6 @@ def place(
     node although most samples are then fetched from other nodes.
 
     Args:
-        nbytes: size of the data set (bytes).
         tiers: the available storages, in any order.
         parts: whether nodes may keep a part each and fetch from each other (`peer_exchange`).
 
@@ -146,9 +145,7 @@ def striping(
     """Return how to stripe files, with the `lfs setstripe` line for their folder.
 
     Args:
-        file_nbytes: size of one file (bytes).
         targets: object storage targets of the file system.
-        sample_nbytes: mean size of one sample (bytes).
         path: the folder, still empty, for the files.
         file_system: "lustre" or "gpfs"; GPFS needs no command.
 

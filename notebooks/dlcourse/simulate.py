@@ -60,7 +60,6 @@ class SimulatedTraining:
 
     Args:
         seconds: from the start to the last update (s).
-        updates: updates of the weights.
         gradients: gradients used in them.
         staleness: for each used gradient of asynchronous training the updates since its weights
             were sent; empty for synchronous training.
@@ -149,7 +148,6 @@ def asynchronous(
     its gradient and restarts; the others continue.
 
     Args:
-        updates: updates of the weights to make.
         update_s: time the server is busy with one gradient; with k servers that hold a part of
             the weights each, a k-th of it (s).
         travel_s: time of a gradient's way to the server and the weights' way back (s).

@@ -203,7 +203,6 @@ def train(
             makes none.
         compute_s: what a rank waits in place of computing a step (s); None computes. With it the
             times are those of a device that leaves the core free, and the result is no training.
-        windows: of a rank in each step.
     """
     if isinstance(scheme, str):
         scheme = SCHEMES[scheme]

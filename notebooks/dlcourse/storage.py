@@ -29,7 +29,6 @@ class TrainingReads:
 
     Args:
         sample_nbytes: mean size of a sample as stored (bytes).
-        nodes: nodes that share each epoch's samples.
         seconds: time of the whole run (s).
         samples_per_file: samples in one file; 1 if each image is a file.
     """

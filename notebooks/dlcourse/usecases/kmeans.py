@@ -118,10 +118,8 @@ def fit(
 
     Args:
         points: this rank's points, shape (own, columns), at least as many as clusters.
-        clusters: number of centres.
         iterations: maximum number of steps; fewer if nothing changes.
         initial: different initial centres, shape (clusters, columns); None for k-means++.
-        seed: of k-means++.
         threads: threads of daal4py on this rank; None for one per CPU that the process could use
             when daal4py was loaded.
 

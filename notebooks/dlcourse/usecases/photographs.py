@@ -110,8 +110,6 @@ def quantise(
     Args:
         photograph: as in `read`; only rank 0 reads it.
         count: number of colours, at most 256.
-        iterations: steps of k-means.
-        seed: of k-means++.
         threads: threads of daal4py on each rank; None for its own choice.
     """
     from mpi4py import MPI

@@ -244,14 +244,11 @@ def make_phantoms(
     """Make synthetic radiographs and pack them; every third patient is for the test.
 
     Args:
-        folder: the new folder.
-        count: of radiographs in all.
         size: length of the sides (pixels).
         seed: another one makes other patients.
         shortcut: a finding that goes together with a hospital: its radiographs come from the
             hospital that lays a lead letter beside the patient with the probability `marked`,
             those without it with 1 - `marked`. 0.5 is no shortcut.
-        marked: see `shortcut`.
     """
     splits: dict[str, list[Sample]] = {split: [] for split in SPLITS}
     for one in phantoms.chest(count, size, seed):

@@ -69,7 +69,6 @@ def areas(
         labels: zeros and ones, shape (samples, findings).
         scores: shape (samples, findings).
         patients: number of each radiograph's patient, shape (samples,).
-        names: of the findings.
         minus: scores of another net on the same radiographs, whose areas are subtracted. What is
             difficult for both cancels: the interval is narrower than two separate ones suggest.
 

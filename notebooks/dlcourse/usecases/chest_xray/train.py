@@ -77,12 +77,10 @@ def train(
             training patients is kept apart as a validation.
         seed: of the initial weights, the order, and the patients of `labelled` and of a validation.
         checkpoint: folder to write to and to resume from, bit for bit; None for neither.
-        on_result: called with the numbers of each step.
         parallel: False for this process alone, True for all ranks of the launcher, None for True
             if there are several.
         weights: weights of the same net to begin with instead of a pre-training (`transfer`).
         net: "chest_cnn" or "densenet121"; None for the second with published radiographs.
-        epochs: of the fine-tuning.
         start: "chosen" or "last" checkpoint of the pre-training, or "none" for a training from
             scratch.
         learning_rate: highest rate of the global batch in the fine-tuning; None for the

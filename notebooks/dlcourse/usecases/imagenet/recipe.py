@@ -38,23 +38,16 @@ class TrainingRecipe:
 
     Args:
         net: one of `models.names("imagenet")` or a residual net of `models.names("classifier")`.
-        image: height and width of the input (pixels).
         stored: height and width of made-up pictures (pixels); 0 for real ones.
-        classes: logits.
-        samples: pictures to train with.
         test_samples: pictures to test both endings with.
-        nodes: computers.
-        workers_per_node: workers of each.
         batch_per_worker: pictures of a worker in each step.
         epochs: of warmup and linear decay together (epochs).
         warmup: of these (epochs).
         collapse_at: where the last part leaves the line (epochs).
         collapse: its length (epochs).
         rate: highest learning rate, of the global batch.
-        start: first learning rate.
         weight_decay: before the last part, which has twice as much.
         power: how the rate falls in the last part.
-        momentum: of the gradient descent.
         averages: momentum of batch normalisation's moving averages.
         area: smallest part of a picture that is cut out (0 to 1).
         ratio: smallest width / height of that part; the largest is 1 over it.

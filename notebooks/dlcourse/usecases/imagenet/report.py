@@ -27,8 +27,6 @@ class Branch:
     Args:
         name: "line", "collapsed", or what alone it changes (`recipe.CHANGES`).
         run: its epochs, after the shared ones.
-        top1: top-1 accuracy on the test pictures.
-        top5: top-5 accuracy.
         won: test pictures that this net classifies correctly and the line's does not.
         lost: test pictures that only the line's classifies correctly.
         on_parts: top-1 of the net at its end on random parts of training pictures.

@@ -63,7 +63,6 @@ def train(
             one for each rank.
         real: folder of ImageNet as class folders; None for made-up pictures.
         subset: whether `real` may be a part of ImageNet.
-        dtype: of the net, as in `training.fit`.
         apart: whether to train three more endings, each with one of part 2's changes alone.
 
     Raises:
@@ -226,7 +225,6 @@ def by_view(
         images: made-up pictures, of which those to test with are taken.
         views: name -> what is done to a picture before its values are normalised; the last
             operation crops.
-        recipe: of the training.
 
     Returns:
         dict: net -> view -> booleans of shape (test pictures,).

@@ -80,8 +80,6 @@ def load(
     Args:
         real: folder of KITTI tracking that holds `image_02`, or its parent; None for drawn drives.
         size: height and width of a frame (pixels), at least 32 for drawn ones.
-        drives: drawn drives to learn from.
-        seed: of the drawn drives.
 
     Raises:
         MissingComponentError: if the real data is not there; with what was looked for, and where.

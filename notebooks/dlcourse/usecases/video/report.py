@@ -40,18 +40,15 @@ class Outcome:
     """The result on one rank; scores and pictures are the same on all ranks.
 
     Args:
-        data: origin of the clips.
         drives: drives to learn from, and held out; `clips` likewise.
         global_batch: clips of a step on all ranks.
         sizes: of each epoch the finest resolution that was trained (pixels), and in `error` the
             mean error of those frames (0 to 1).
-        parameters: of generator and discriminator.
         scores: of each predictor, "GAN" the last one.
         examples: some clips that are held out: "past" and "truth", then each predictor's frames:
             uint8, shape (clips, frames, size, size, 3).
         step_s: times of the steps at full size, without the first (s).
         train_s: time of all steps, compiling included (s).
-        digest: of the weights, in hexadecimal.
     """
 
     ranks: int

@@ -401,7 +401,6 @@ def replicate(global_batch: int = 8, steps: int = 2, seed: int = 0, **own: Any) 
     for the discriminator.
 
     Args:
-        global_batch: clips of all ranks in a step.
         steps: number of steps; the last one is returned.
         seed: of initial weights and clips, which are noise.
         own: other fields of `VideoConfig`: size, filters, ...
