@@ -8,7 +8,6 @@ import math
 import os
 import zlib
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ _RECORDS = (10_000, 3073)
 _CLASSES = 10
 
 
-@dataclass(frozen=True, eq=False, repr=False, init=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """Labelled images, split for training and testing.
 
@@ -65,28 +64,17 @@ class Dataset:
     test_labels: np.ndarray
     classes: int = _CLASSES
 
-    def __init__(
-        self,
-        name: str,
-        train_images: np.ndarray,
-        train_labels: np.ndarray,
-        test_images: np.ndarray,
-        test_labels: np.ndarray,
-        classes: int = _CLASSES,
-    ) -> None:
-        given = {"train": (train_images, train_labels), "test": (test_images, test_labels)}
-        self.__dict__.update(name=name, classes=classes)  # it is frozen
-        for part, (images, labels) in given.items():
-            self.__dict__[f"{part}_pixels"] = _images(images, f"{part}_images")
-            self.__dict__[f"{part}_labels"] = _labels(labels, len(images), f"{part}_labels")
+    def __post_init__(self) -> None:
+        own = self.__dict__  # it is frozen
+        for part in ("train", "test"):
+            images = own[f"{part}_pixels"] = _images(own.pop(f"{part}_images"), f"{part}_images")
+            own[f"{part}_labels"] = _labels(own[f"{part}_labels"], len(images), f"{part}_labels")
 
-    @cached_property
-    def train_images(self) -> np.ndarray:
-        return as_float32(self.train_pixels)
-
-    @cached_property
-    def test_images(self) -> np.ndarray:
-        return as_float32(self.test_pixels)
+    def __getattr__(self, name: str) -> np.ndarray:
+        if name not in ("train_images", "test_images"):
+            raise AttributeError(f"a Dataset has no {name}")
+        self.__dict__[name] = as_float32(getattr(self, name.replace("images", "pixels")))
+        return self.__dict__[name]
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if not k.endswith("_images")}

@@ -236,10 +236,9 @@ def applied(plan: ThreadPlan, rank: int = 0) -> Iterator[ThreadPlan]:
 
 
 def follow_quota() -> None:
-    """Let TensorFlow here compute with as many threads as a CPU quota below the cores allows.
+    """Give TensorFlow here the threads of a CPU quota below the cores, unless the user chose.
 
-    TensorFlow counts cores only. What the user has chosen stays: TF_NUM_INTRAOP_THREADS,
-    `tf.config.threading`, or a plan. Where TensorFlow has started already this only warns.
+    Where it has started already this only warns.
     """
     machine = describe()
     if not machine.limited or "TF_NUM_INTRAOP_THREADS" in os.environ:

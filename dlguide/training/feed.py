@@ -37,6 +37,12 @@ def iter_batches(data: Dataset, parts: list[RankShard], first: int = 0) -> Itera
             yield as_float32(images[seen]), labels[seen], 0.0
 
 
+def fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
+    """Whether a model that takes `wanted` takes images of `shape`; None is any length."""
+    pairs = zip(wanted, shape, strict=False)
+    return len(shape) == len(wanted) and all(want in (None, found) for want, found in pairs)
+
+
 def class_numbers(model: keras.Model) -> tuple[LabelCheck, str]:
     """Check that labels are class numbers of a classifier; and what they must be, in words."""
     classes = model.outputs[0].shape[-1]
@@ -151,10 +157,7 @@ class PipelineFeed:
 
     def _require_fit(self, images: Any, labels: Any, part: RankShard) -> None:
         shape, name = tuple(images.shape[1:]), self.pipeline.name
-        fits = len(shape) == len(self._shape) and all(
-            wanted in (None, found) for wanted, found in zip(self._shape, shape, strict=True)
-        )
-        if not fits:
+        if not fits(shape, self._shape):
             raise DataError(f"{name}: images of {shape}, but the model takes {self._shape}.")
         if self._label_check is None:
             return

@@ -15,6 +15,7 @@ from dlguide.data.datasets import as_float32
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.errors import require, require_count
 from dlguide.training.divergence import propagate_nan
+from dlguide.training.feed import fits
 
 if TYPE_CHECKING:
     import keras
@@ -226,7 +227,9 @@ def evaluator(
     if label_spec is None:
         data.require_class_numbers()
     images, labels = data.test_pixels, data.test_labels
-    _require_images_fit(model, images.shape[1:], "test_images")
+    wanted, shape = model.inputs[0].shape[1:], images.shape[1:]
+    must, then = f"hold images of {wanted}", "A channel that is missing: `images[..., None]`."
+    require(fits(shape, wanted), "test_images", f"{must}, which the model takes", shape, then)
     starts = range(0, len(labels), EVALUATION_BLOCK)[comm.rank :: comm.size]
 
     def of_arrays() -> dict[str, float]:
@@ -235,14 +238,6 @@ def evaluator(
         return means(parts, len(labels))
 
     return of_arrays
-
-
-def _require_images_fit(model: keras.Model, shape: tuple[int, ...], name: str) -> None:
-    wanted = tuple(model.inputs[0].shape[1:])
-    fits = len(shape) == len(wanted)
-    fits = fits and all(w in (None, s) for w, s in zip(wanted, shape, strict=True))
-    then = "A channel that is missing: `images[..., None]`."
-    require(fits, name, f"hold images of {wanted}, which the model takes", shape, then)
 
 
 def traced(function: Any) -> Callable[..., Any]:
