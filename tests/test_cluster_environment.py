@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from dlguide.cluster import Cluster
+from dlguide.cluster import Cluster, processes
 from dlguide.cluster.environment import rank_environment
 from dlguide.machine import describe, onednn_switch, threads, topology
 from dlguide.machine.onednn_switch import SWITCHED, VARIABLE
@@ -153,3 +153,24 @@ def test_a_limit_of_open_files_is_raised_or_named_at_once():
     ]  # fmt: skip
     assert "a process may open 64 files here and needs up to" in done[0].stderr
     assert done[1].stdout == "['7']\n", done[1].stderr
+
+
+def test_the_limit_of_a_start_is_an_argument_and_named():
+    with pytest.raises(ValueError, match="`start_timeout_s` must be a positive number, got 0"):
+        Cluster(1, start_timeout_s=0)
+    with pytest.raises(RuntimeError, match=r"within 0\.05 s \(`start_timeout_s`\)"):
+        Cluster(1, start_timeout_s=0.05)
+
+
+def test_a_process_that_the_kernel_holds_is_named_and_hides_no_error(monkeypatch, capsys):
+    env = os.environ | {processes.MARK: "held"}
+    held = subprocess.Popen(["sleep", "60"], env=env)
+    try:
+        monkeypatch.setattr(processes.os, "kill", lambda *_: None)  # as in state D
+        assert processes.end("held", timeout_s=0.2) == [held.pid]
+        assert f"Processes [{held.pid}] of a cluster wait in the kernel" in capsys.readouterr().err
+    finally:
+        monkeypatch.undo()
+        held.kill()
+        held.wait()
+    assert processes.end("held", timeout_s=2.0) == []

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from dlguide import files
-from dlguide.errors import MissingComponentError
+from dlguide.errors import LockHeldError, MissingComponentError
 
 UMASK = os.umask(0)
 os.umask(UMASK)
@@ -73,3 +73,14 @@ def test_what_runs_lies_in_a_folder_that_no_other_user_can_write_to_or_exchange(
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
     with pytest.raises(PermissionError, match=f"it is of user {me}, and is not used"):
         files.own_folder(made)
+
+
+def test_a_lock_file_stays_for_those_who_wait_for_it(tmp_path):
+    path = tmp_path / "data.lock"
+    with files.file_lock(path, wait=True):
+        number = path.stat().st_ino
+        again = files.file_lock(path, wait=False)
+        with pytest.raises(LockHeldError, match=f"Process {os.getpid()} on"), again:
+            pass
+    with files.file_lock(path, wait=False):
+        assert path.stat().st_ino == number

@@ -150,3 +150,19 @@ def test_one_step_of_the_small_net_is_that_of_keras():
     came, _ = small_mlp.train({"rate": 0.1, "batch": 200, "width": 8}, 1, 3, images)
     for mine, theirs in zip(came, net.get_weights(), strict=True):
         assert np.allclose(mine, theirs, atol=1e-5)
+
+
+def test_failed_trials_are_never_among_the_good(monkeypatch):
+    def trial(number, score, error=""):
+        place = {"x": 0.1 * (number + 1), "y": 0.5}
+        return search.Trial(number, place, 1, 0, None, score, (), 0, 0.0, 1.0, error)
+
+    parts, estimator = [], search.estimator
+    monkeypatch.setattr(
+        search, "estimator", lambda kind, places: parts.append(places) or estimator(kind, places)
+    )
+    known = [*(trial(number, math.inf, "ValueError") for number in range(7)), trial(7, 0.5)]
+    search._suggest(SPACE, known, 0, 8)
+    good, others = parts[:2]
+    assert good == pytest.approx([0.8])
+    assert len(others) == 7
