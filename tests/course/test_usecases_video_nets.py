@@ -20,28 +20,6 @@ def test_untrained_generator_returns_the_guess_at_every_resolution(volume):
         assert np.allclose(frames, mean, atol=1e-6)
 
 
-def parameters(size, filters, blocks, frames=6):
-    """Weights of a generator of 2-D parts, layer by layer."""
-    channels, edges = 3 * frames, video.EDGES
-    seen = 2 * channels + 2
-
-    def layer(kernel, inputs, outputs):
-        return (kernel * kernel * inputs + 1) * outputs
-
-    inner = blocks * layer(3, filters, filters)
-    total = layer(3, seen, filters) + inner + layer(3, filters, channels)
-    finer = layer(3, seen, edges) + layer(4, seen, filters) + inner
-    finer += layer(4, filters, edges) + layer(3, 2 * edges, channels)
-    return total + (len(video.resolutions(size)) - 1) * finer
-
-
-@pytest.mark.parametrize(("size", "filters", "blocks"), [(16, 4, 1), (32, 48, 3), (128, 8, 2)])
-def test_weights_of_the_generator_follow_from_its_layers(size, filters, blocks):
-    assert video.generator(size, filters, blocks).count_params() == parameters(
-        size, filters, blocks
-    )
-
-
 def test_grown_nets_share_weights_and_leave_the_finer_ones_alone():
     for whole in (video.generator(32, 6, 1), video.discriminator(32, 4)):
         for stage in (1, 2, 3):
