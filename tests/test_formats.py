@@ -96,6 +96,20 @@ def test_many_small_samples_come_back(kind, tmp_path):
     assert formats.verify(path).ok
 
 
+def test_a_data_set_brings_its_own_files_to_the_disk_and_no_others(kind, tmp_path, monkeypatch):
+    synced, real = set(), os.fsync
+
+    def note(handle):
+        synced.add(os.path.basename(os.readlink(f"/proc/self/fd/{handle}")))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.delattr(os, "sync")  # it would bring all that other people write to the disk
+    path = write(tmp_path / "set", kind, SOME)
+    if kind == "folder":  # others have few files, each synced as it is closed
+        assert {each.name for each in path.rglob("*")} - {"manifest.json"} <= synced
+
+
 def test_bytes_on_the_disk_and_opened_files_are_counted(kind, tmp_path):
     path = write(tmp_path / "set", kind, SOME)
     with formats.open(path) as dataset:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -147,3 +148,19 @@ def test_an_interrupted_or_killed_launcher_leaves_no_rank(script):
                 break
             time.sleep(0.1)
         assert not left
+
+
+LEAVES = """
+import tempfile
+from mpi4py import MPI
+print(MPI.COMM_WORLD.gather(tempfile.mkstemp()[1]))
+"""
+
+
+def test_no_temporary_file_of_a_rank_is_left(tmp_path):
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    done = dlguide("run", "-n", "2", tmp_path / "leaves.py")
+    assert done.returncode == 0, done.stderr
+    made = re.findall(r"'(/[^']+)'", done.stdout)
+    assert len(made) == 2
+    assert not any(map(os.path.exists, made))

@@ -143,6 +143,19 @@ def test_a_worker_that_hangs_is_ended_at_the_limit(lab):
     assert not multiprocessing.active_children()
 
 
+def test_temporary_files_of_a_worker_go_with_it(lab):
+    def leave():
+        import tempfile
+
+        import tensorflow as tf
+
+        tf.function(lambda x: x + 1 if x > 0 else x)(tf.constant(1))  # makes a file
+        return tempfile.mkstemp()[1]
+
+    (path,) = lab.try_out(leave).results()
+    assert not os.path.exists(path)
+
+
 def test_a_worker_that_leaves_without_an_answer_died(lab):
     outcome = lab.try_out(lambda: os._exit(0))
     assert (outcome.verdict, outcome.words) == ("died", "It said nothing.")
