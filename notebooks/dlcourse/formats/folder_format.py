@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +59,21 @@ class FolderWriter(DatasetWriter):
     def finish(self) -> list[ManifestFile]:
         """Close the list and bring all files of this data set to the disk."""
         self._list.close()
-        for path in (*self.folder.rglob("*"), self.folder):
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+        with ThreadPoolExecutor(64) as pool:  # a file system brings many at once to the disk
+            list(pool.map(_sync, (*self.folder.rglob("*"), self.folder)))
         return [hash_file(self.folder / LIST, "list", self.count)]
 
     def close(self) -> None:
         if self._list is not None:
             self._list.close()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 class FolderDataset(StoredDataset):
