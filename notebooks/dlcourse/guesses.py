@@ -11,7 +11,6 @@ guess; `dlguide progress` shows how far a learner's guesses were off, lesson by 
 
 from __future__ import annotations
 
-import html
 import math
 import numbers
 import os
@@ -81,15 +80,6 @@ class Outcome:
         return "\n".join([f"{self.quantity} ({unit(self.quantity)})", *rows])
 
     __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        cells = "".join(
-            f"<tr><th style='text-align:left'>{name}</th><td>{_number(value)}</td>"
-            f"<td style='text-align:left'>{text}</td></tr>"
-            for name, value, text in self.rows()
-        )
-        caption = f"{html.escape(self.quantity)} ({html.escape(unit(self.quantity))})"
-        return f"<table><caption style='text-align:left'>{caption}</caption>{cells}</table>"
 
 
 def guess(name: str, **quantity: float | EllipsisType) -> None:

@@ -7,7 +7,7 @@ and the time. A program may print lines such as `== warm-up` in between; what fo
 the part of that name.
 
 Source:
-    oneDNN developer guide, section "Verbose Mode" (versions 2 and 3).
+    oneDNN developer guide, section "Verbose Mode" (version 3, as TensorFlow has it).
 """
 
 from __future__ import annotations
@@ -33,10 +33,7 @@ from dlguide.machine import describe, onednn_state
 from dlguide.machine.onednn_switch import VARIABLE
 from dlguide.machine.topology import read_text
 
-# dnnl in 2020, onednn since; MKL-DNN's lines of 2019 had other fields
-_PREFIXES = ("onednn_verbose", "dnnl_verbose")
 _PART = re.compile(r"^== (.+?)\s*$")
-_STAMP = re.compile(r"\d+\.\d+")
 # both ways to write a tensor: "src_f32::blocked:acdb:f0" and "src:f32:a:blocked:acdb::f0"
 _TENSOR = re.compile(
     r"^(?P<role>[a-z][a-z_0-9]*?)[_:](?P<dtype>(?:bf|f|s|u|e)\d\w*|undef|boolean)"
@@ -133,19 +130,14 @@ def parse_log(text: str) -> VerboseLog:
         if mark := _PART.match(line):
             part = mark[1]
         words = line.rstrip().split(",")
-        if words[0] not in _PREFIXES:
+        if words[0] != "onednn_verbose":
             others.append(line)
-            continue
-        words = [word for at, word in enumerate(words) if at not in (1, 2, 3) or not _skipped(word)]
-        if "info" in words[1:3]:
+        elif "info" in words[1:4]:
             info |= _info(line)
-        elif words[1:2] == ["exec"]:
-            primitive = _primitive(words[2:], part)
-            (damaged if primitive is None else found).append(primitive or line)
         # the times of creation and of oneDNN's graph interface are not those of a primitive
-        elif not {"graph", "create", "create:cache_hit", "create:cache_miss"} & set(words[1:2]):
-            known = words[1:2] and words[1].startswith(("create", "error", "warn", "ukernel"))
-            damaged += [] if known else [line]
+        elif words[2:4] == ["primitive", "exec"]:
+            primitive = _primitive(words[4:], part)
+            (damaged if primitive is None else found).append(primitive or line)
     head = info.get("version", ""), info.get("isa", ""), int(info.get("threads", 0))
     return VerboseLog(*head, tuple(found), tuple(damaged), tuple(others))
 
@@ -184,11 +176,6 @@ def run_verbose(
     return parse_log(done.output)
 
 
-def _skipped(word: str) -> bool:
-    """Return whether a word is optional: format, time stamp, component."""
-    return word in ("v0", "v1", "v2", "primitive") or bool(_STAMP.fullmatch(word))
-
-
 def _info(line: str) -> dict[str, str]:
     patterns = {"version": r"oneDNN v([\w.]+)", "isa": r"\bcpu,isa:(.+)$", "threads": r"nthr:(\d+)"}
     hits = {name: re.search(pattern, line) for name, pattern in patterns.items()}
@@ -201,17 +188,12 @@ def _primitive(words: list[str], part: str) -> Primitive | None:
         return None
     _, kind, implementation, _, tensors, attributes, _, _, time = words
     read = [_TENSOR.match(word) for word in tensors.split()]
-    try:
-        seconds = float(time) / 1e3
-    except ValueError:
+    if not all(read) or not re.fullmatch(r"[\d.e+-]+", time):
         return None
-    if not kind or not all(read) or not 0 <= seconds < float("inf"):
-        return None
-    found = tuple(OnednnTensor(hit["role"], hit["dtype"], hit["tag"]) for hit in read if hit)
-    fused = re.search(r"post[-_]ops:'?([^\s']+)", attributes)
-    listed = re.split(r"[+;]", fused[1]) if fused else []
-    operations = tuple(word.split(":")[0] for word in listed if word)
-    return Primitive(kind, implementation, found, operations, seconds, part)
+    found = tuple(OnednnTensor(hit["role"], hit["dtype"], hit["tag"]) for hit in read)
+    fused = re.search(r"attr-post-ops:(\S+)", attributes)
+    operations = tuple(word.split(":")[0] for word in fused[1].split("+")) if fused else ()
+    return Primitive(kind, implementation, found, operations, float(time) / 1e3, part)
 
 
 def layout_name(tag: str, weights: bool = False) -> str:

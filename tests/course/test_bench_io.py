@@ -102,8 +102,6 @@ def test_ratio_is_time_of_many_files_over_time_of_the_format():
     assert both.gain("tfrecord", "sequential", True).median == pytest.approx(3.0)
     assert both.speed("tfrecord", "sequential", True).samples_per_s == pytest.approx(50.0)
     assert both.speed("tfrecord", "sequential", True).bytes_per_s == pytest.approx(2500.0)
-    with pytest.raises(ValueError, match="`kind` must be measured"):
-        both.speed("lmdb", "sequential", True)
 
 
 def test_table_has_the_share_of_the_limit_of_warm_passes():

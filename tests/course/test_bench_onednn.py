@@ -49,8 +49,6 @@ def test_ratio_is_time_without_over_time_with():
     assert ratio.median == pytest.approx(2.0)
     assert ratio.low < 2.0 < ratio.high
     assert found().speed("train", True).images_per_s == pytest.approx(8.0)
-    with pytest.raises(ValueError, match=r"`mode` must be measured, one of .* got 'infer'"):
-        found().speed("infer", True)
 
 
 def test_summary_has_the_share_of_the_multiply_add_peak():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 import time
@@ -229,18 +228,6 @@ def test_open_task_keeps_the_best_score_of_correct_answers(capsys):
         assert f"your best: {best:.2f}" in out
     assert not exercises.check("99-6", lambda: 0)
     assert record.load().exercises["99-6"].score == 0.75
-
-
-def test_record_of_format_1_is_converted_and_nothing_is_lost():
-    record.path().parent.mkdir(parents=True)
-    old = {"wrong": 2, "passed_unix_s": 1.5e9, "shown": True}
-    record.path().write_text(json.dumps({"format": 1, "exercises": {"20-1": old}}))
-    record.passed("20-2")
-    held = json.loads(record.path().read_text())
-    assert held["format"] == 2
-    assert held["exercises"]["20-1"] == old | {"score": None}
-    assert held["exercises"]["20-2"]["wrong"] == 0
-    assert held["guesses"] == {}
 
 
 @pytest.mark.parametrize(

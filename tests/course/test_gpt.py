@@ -121,17 +121,3 @@ def test_published_models_have_their_published_parameters():
     dense = GPTShape(64, 128, 64, 4, 2, 32, 2)
     assert routed.parameters - dense.parameters == 2 * 7 * dense.swiglu
     assert routed.multiplied - dense.multiplied == 2 * dense.swiglu
-
-
-@pytest.mark.parametrize(
-    ("sizes", "text"),
-    [
-        ({"width": 60}, "`width` must be a multiple of twice the 4 heads, .* got 60. Take 64"),
-        ({"key_value_heads": 3}, "`key_value_heads` must divide the 4 heads, got 3. Take 2"),
-    ],
-)
-def test_sizes_that_do_not_divide_are_refused(sizes, text, keras):
-    with pytest.raises(ValueError, match=text):
-        nets.build("gpt", **sizes)
-    with pytest.raises(ValueError, match=text):
-        GPTShape(**sizes)

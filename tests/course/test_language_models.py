@@ -59,7 +59,6 @@ def test_loss_is_that_of_the_net_and_the_gradient_its_slope(net, text):
 
 def test_a_training_learns_and_repeats_itself(net, text):
     run = lm.train(net, text, 80, 8, 0.01, seed=1)
-    assert len(run.train_nats) == 10
     assert run.held_out_nats < net.loss(net.start, text.held_out) - 0.3
     assert lm.train(net, text, 80, 8, 0.01, seed=1).held_out_nats == run.held_out_nats
 

@@ -232,25 +232,6 @@ def test_recurrent_nets_are_their_papers_equations_in_numpy(keras):
         np.testing.assert_allclose(model(x).numpy(), state @ last + bias, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "text"),
-    [
-        ("lstm", {"image": 28}, "`size of lstm` must be one of features, layers, length, outputs"),
-        (
-            "transformer",
-            {"width": 30},
-            "`width` must be a multiple of the 4 heads, got 30. Take 28",
-        ),
-        ("conv_autoencoder", {"image": 30}, "`image` must be a multiple of 4, got 30"),
-        ("gpt", {"dropout": 0.1}, "`dropout` must be left out for gpt, which has"),
-        ("lst", {}, r"gru, lstm, .*Did you mean lstm"),
-    ],
-)
-def test_sizes_that_a_net_does_not_have_are_refused(name, arguments, text):
-    with pytest.raises(ValueError, match=text):
-        nets.build(name, **arguments)
-
-
 def test_recurrent_weights_start_orthogonal():
     model = nets.build("gru", seed=3)
     (kernel,) = (v.numpy() for v in model.weights if "recurrent_kernel" in v.path)

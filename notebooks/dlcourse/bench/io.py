@@ -23,7 +23,6 @@ import numpy as np
 import psutil
 
 from dlguide.data import formats
-from dlguide.errors import require
 from dlguide.machine import describe
 from dlguide.measure import Ratio, Timing, ratio
 from dlguide.measure.limits import SHARE, Limits
@@ -131,10 +130,8 @@ class ReadingComparison:
 
     def speed(self, kind: str, access: str, cold: bool, checked: bool = True) -> ReadingSpeed:
         """Return one measurement."""
-        asked = (kind, access, cold, checked)
         found = {(each.kind, each.access, each.cold, each.checked): each for each in self.speeds}
-        require(asked in found, "kind", f"be measured, one of {self.kinds()}", asked)
-        return found[asked]
+        return found[kind, access, cold, checked]
 
     def kinds(self) -> tuple[str, ...]:
         """Names of the formats, the plain read last."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from dlcourse import onednn
 from dlguide import models, published
 from dlguide.bench.worker import START_S, STEP_S, WorkerProcess, ask_all
-from dlguide.errors import require, require_known
+from dlguide.errors import require_known
 from dlguide.machine import describe, threads
 from dlguide.measure import Ratio, Timing, ratio
 from dlguide.measure.limits import SHARE, Bound, Limits
@@ -94,7 +94,6 @@ class OnednnComparison:
     def speed(self, mode: str, onednn: bool) -> OnednnSpeed:
         """Return one side of one mode, "train" or "infer"."""
         found = {(each.mode, each.onednn): each for each in self.speeds}
-        require((mode, onednn) in found, "mode", f"be measured, one of {list(found)}", mode)
         return found[mode, onednn]
 
     def ratio(self, mode: str) -> Ratio:

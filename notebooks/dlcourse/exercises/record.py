@@ -81,13 +81,13 @@ def path() -> Path:
 
 
 def read(file: str | os.PathLike[str]) -> Record:
-    """Read a record: the learner's own, or one that `export` wrote; format 1 is converted."""
+    """Read a record: the learner's own, or one that `export` wrote."""
     try:
         held = json.loads(Path(file).read_text(encoding="utf-8"))
-        if held["format"] not in (1, FORMAT):
-            raise ValueError(f"its format is {held['format']!r}, not 1 or {FORMAT}")
+        if held["format"] != FORMAT:
+            raise ValueError(f"its format is {held['format']!r}, not {FORMAT}")
         tried = {str(number): Tried(**each) for number, each in held["exercises"].items()}
-        guesses = {str(name): Guess(**each) for name, each in held.get("guesses", {}).items()}
+        guesses = {str(name): Guess(**each) for name, each in held["guesses"].items()}
         return Record(str(held.get("learner", "")), tried, guesses)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         text = f"{file} is not a record of exercises ({type(error).__name__}: {error})"

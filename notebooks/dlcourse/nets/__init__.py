@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dlguide.errors import require, require_known
+from dlguide.errors import require_known
 
 if TYPE_CHECKING:
     import keras
@@ -43,10 +43,6 @@ def build(
 
     nets = {**images.NETS, **sequences.NETS}
     net = nets[require_known(name, nets, "name")]
-    for size in sizes:
-        require_known(size, net.sizes, f"size of {name}")
-    if net.dropout is None:
-        require(dropout is None, "dropout", f"be left out for {name}, which has none", dropout)
     dropout = (net.dropout or 0.0) if dropout is None else dropout
     dropout_seed = (seed or 0) if dropout_seed is None else dropout_seed
     make = SeededLayers(name, seed, dtype, dropout_seed, net.start)
@@ -75,9 +71,6 @@ class GPTShape:
         hidden: 0 takes 8 / 3 of the width, rounded up to a multiple of 8.
         tied: whether the last layer has the weights of the embeddings.
 
-    Raises:
-        ValueError: when a size does not divide.
-
     Source:
         Kaplan et al. 2020 (arXiv:2001.08361), section 2.1, for 6 N D.
 
@@ -100,14 +93,6 @@ class GPTShape:
     def __post_init__(self) -> None:
         if self.hidden == 0:
             object.__setattr__(self, "hidden", -(-self.width // 3) * 8)
-        width, heads, groups = self.width, self.heads, self.key_value_heads
-        nearest = max(1, round(width / (2 * heads))) * 2 * heads
-        must = f"be a multiple of twice the {heads} heads, which rotate pairs"
-        require(width % (2 * heads) == 0, "width", must, width, f"Take {nearest}.")
-        divisors = [n for n in range(1, heads + 1) if heads % n == 0]
-        nearest = min(divisors, key=lambda n: abs(n - groups))
-        must = f"divide the {heads} heads"
-        require(groups in divisors, "key_value_heads", must, groups, f"Take {nearest}.")
 
     @property
     def attention(self) -> int:

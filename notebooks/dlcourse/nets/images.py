@@ -8,7 +8,6 @@ import keras
 from keras import layers
 
 from dlcourse.nets.seeded import Net, SeededLayers, Sizes
-from dlguide.errors import require
 from dlguide.models.nets import draw, layers_of, sequence_of_seeds, wide
 
 # --- photographs of 224 x 224 x 3 ---
@@ -108,8 +107,6 @@ def autoencoder(make: SeededLayers, sizes: Sizes, dropout: float) -> keras.Model
         Vincent et al., ICML 2008.
     """
     side, filters, same = sizes["image"], sizes["filters"], {"strides": 2, "padding": "same"}
-    then = "The image is halved twice and doubled twice."
-    require(side % 4 == 0, "image", "be a multiple of 4", side, then)
     images = keras.Input((side, side, sizes["channels"]), dtype=make.wide, name="inputs")
     relu = {"activation": "relu", **same}
     x = make(layers.GaussianNoise, images, sizes["noise"], name="noise")

@@ -10,7 +10,6 @@ from keras import ops
 
 from dlcourse.nets import GPTShape
 from dlcourse.nets.seeded import Net, SeededLayers, Sizes
-from dlguide.errors import require
 
 _CELLS = {"rnn": keras.layers.SimpleRNN, "lstm": keras.layers.LSTM, "gru": keras.layers.GRU}
 _BLOCKS = {"width": 32, "heads": 4, "layers": 2}
@@ -68,8 +67,6 @@ def transformer(make: SeededLayers, sizes: Sizes, dropout: float) -> keras.Model
 
 def _blocks(make: SeededLayers, x: Any, sizes: Sizes, dropout: float, tokens: bool) -> Any:
     length, width, heads = (sizes[one] for one in ("length", "width", "heads"))
-    then = f"Take {width - width % heads or heads}."
-    require(width % heads == 0, "width", f"be a multiple of the {heads} heads", width, then)
     # a bias for each position and unit is a learned position that is added
     added = {
         "output_shape": (length, width),

@@ -25,7 +25,7 @@ from dlcourse.horovod_timeline import (
 )
 from dlcourse.pictures import shapes
 from dlcourse.pictures.shapes import AMBER, PAPER, PLAIN, YELLOW, arrow, listed, middle, note
-from dlguide.errors import require, require_known
+from dlguide.errors import require
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure, legend_above
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ def steps(name: str, ranks: int = 4, ranks_per_node: int = 2) -> tuple[Step, ...
         "hierarchical": partial(_hierarchical, ranks, ranks_per_node),
         "hierarchical_parts": partial(_hierarchical_parts, ranks, ranks_per_node),
     }
-    require_known(name, ways, "name")
     return tuple(ways[name]())
 
 
@@ -73,8 +72,6 @@ def contributions(
         for message in step:
             for part in message.parts:
                 come, own = before[message.source][part], now[message.target][part]
-                once = not (message.adds and come & own)
-                require(once, "schedule", "add every rank's numbers once", sorted(come & own))
                 now[message.target][part] = come | own if message.adds else come
         course.append(tuple(map(tuple, now)))
     return tuple(course)

@@ -13,7 +13,6 @@ import numpy as np
 from dlcourse.pictures import shapes
 from dlcourse.pictures.shapes import AMBER, HATCHES, PAPER, PLAIN, YELLOW, area, listed, middle
 from dlcourse.recipes_2019 import RecipeExplanation
-from dlguide.errors import require
 from dlguide.machine import Machine
 from dlguide.machine.threads import ThreadPlan
 from dlguide.machine.topology import format_cpus
@@ -188,10 +187,6 @@ def affinity(
         communicate = layout.comm_cpus or ((),) * layout.ranks
         pairs = zip(layout.cpus, communicate, strict=True)
         compute = [sorted({*cpus} - {*own}) for cpus, own in pairs]
-        there = {core.cpu for core in machine.cores}
-        missing = sorted({cpu for cpus in layout.cpus for cpu in cpus} - there)
-        must = f"name CPUs of the machine, which has {format_cpus(there)}"
-        require(not missing, "plan", must, format_cpus(missing), "Look at `lscpu -e`.")
     used = {
         core.cpu: _CpuUse(
             *([r for r, cpus in enumerate(of) if core.cpu in cpus] for of in (compute, communicate))
