@@ -328,3 +328,31 @@ def copies_move():
 
 def test_copies_move_by_the_mean_of_all_ranks(tmp_path):
     assert on_ranks(2, copies_move, tmp_path) == [[-0.25] * 4] * 2
+
+
+def several_move_with_a_loss_scale():
+    import keras
+    import tensorflow as tf
+
+    import dlguide.horovod as hvd
+
+    hvd.init()
+    moved = []
+    for count in (1, 2, 3):
+        variables = [keras.Variable(0.0, name=f"v{number}") for number in range(count)]
+        parts = keras.optimizers.OptimizerMap(keras.optimizers.SGD(1.0))
+        for variable in variables:
+            parts[variable.path] = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5))
+        several = keras.optimizers.MultiOptimizer(parts)
+        optimizer = keras.optimizers.LossScaleOptimizer(several, initial_scale=8.0)
+        with tf.GradientTape() as tape:
+            loss = sum(v.value * float(hvd.rank()) for v in variables)
+            scaled = optimizer.scale_loss(loss)
+        grads = tape.gradient(scaled, [v.value for v in variables])
+        optimizer.apply(grads, variables)
+        moved += [float(v.numpy()) for v in variables]
+    return moved
+
+
+def test_several_distributed_optimizers_share_a_loss_scale(tmp_path):
+    assert on_ranks(2, several_move_with_a_loss_scale, tmp_path) == [[-0.25] * 6] * 2

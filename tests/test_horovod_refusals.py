@@ -235,6 +235,13 @@ def test_a_copy_of_a_distributed_optimizer_is_distributed(how):
         assert reducer is not own._reducer
         assert {name: getattr(reducer, name) for name in ways} == ways
         assert float(made.learning_rate) == 0.25
+    parts = keras.optimizers.OptimizerMap(default_optimizer=SGD(0.5))
+    parts["kernel"], parts["bias"] = own, SGD(0.25)
+    several = keras.optimizers.MultiOptimizer(parts)
+    for _ in range(2):
+        (reducer,) = reduction.reducers_of(COPIES[how](several))
+        assert reducer.name == "mine"
+        several.build([keras.Variable(0.0, name=name) for name in ("kernel", "bias", "other")])
     for plain in (SGD(0.25), keras.optimizers.LossScaleOptimizer(SGD(0.25))):
         assert not reduction.reducers_of(COPIES[how](plain))
     again = COPIES[how](COPIES[how](own))

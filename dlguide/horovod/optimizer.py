@@ -282,7 +282,7 @@ def _optimizer_of(saved: Any) -> Any:
 def _distributed_copy(saved: Any, reducers: list[GradientReducer | None]) -> Any:
     """Open what Keras has saved, and distribute the optimizers that were."""
     made = KerasSaveable._unpickle_model(saved)
-    for part, reducer in zip(parts_of(_optimizer_of(made)), reducers, strict=True):
+    for part, reducer in zip(parts_of(_optimizer_of(made)), reducers, strict=False):
         if reducer is not None and "_reducer" not in vars(part):
             _distribute(part, copy.copy(reducer))
     return made

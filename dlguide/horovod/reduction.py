@@ -161,15 +161,20 @@ class GradientReducer:
 
 
 def parts_of(optimizer: Any) -> list[Any]:
-    """Return an optimizer and those it passes its gradients to."""
-    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", [])]
+    """Return an optimizer and those it passes its gradients to, used by a variable or not yet."""
+    inner = [getattr(optimizer, "inner_optimizer", None)]
+    chosen = getattr(optimizer, "_optimizer_map", None)
+    if isinstance(chosen, keras.optimizers.OptimizerMap):
+        inner += [*chosen._optimizer_map.values(), chosen._default_optimizer]
+    else:
+        inner += getattr(optimizer, "optimizers", [])
     return [optimizer, *(part for each in inner if each is not None for part in parts_of(each))]
 
 
 def reducers_of(optimizer: Any) -> list[GradientReducer]:
     """Return the reducers of an optimizer and of those it passes its gradients to."""
     found = (vars(part).get("_reducer") for part in parts_of(optimizer))
-    return [reducer for reducer in found if reducer is not None]
+    return list(dict.fromkeys(reducer for reducer in found if reducer is not None))
 
 
 def refuse_xla() -> None:
