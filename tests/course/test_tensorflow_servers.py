@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import cloudpickle
 import psutil
@@ -64,8 +65,6 @@ def serve(path):
 def test_nobody_on_this_machine_reaches_a_server(tmp_path):
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     path = tmp_path / "port"
-    from concurrent.futures import ThreadPoolExecutor
-
     with tensorflow_lab.Lab() as lab, ThreadPoolExecutor(1) as background:
         serving = background.submit(lab.try_out, serve, path)
         while not serving.done() and not (path.exists() and path.read_text()):
@@ -103,3 +102,26 @@ def test_open_servers_are_refused_with_the_danger_unless_they_are_asked_for(tmp_
     assert "can read and write your files" in refused
     assert "`allow_open_servers=True`" in refused
     assert answered == "(3,)"
+
+
+ALONE = """
+import os
+from dlcourse.tensorflow_lab import Lab
+def where():
+    return os.readlink("/proc/self/ns/net"), os.getuid()
+if __name__ == "__main__":
+    with Lab() as lab:
+        networks, users = zip(*lab.try_out(where, workers=2).results())
+    assert len(set(networks)) == 1 and networks[0] != os.readlink("/proc/self/ns/net")
+    print(set(users) == {os.getuid()})
+"""
+
+
+@needs_network
+def test_a_user_without_capabilities_closes_the_servers_by_a_user_namespace(tmp_path):
+    (tmp_path / "program.py").write_text(ALONE)
+    # root without capabilities is like any user (one lets it map itself), and reads its own home
+    few = ["setpriv", "--bounding-set=-all,+setfcap", "--inh-caps=-all"]
+    command = [*(few if os.geteuid() == 0 else []), sys.executable, tmp_path / "program.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "True\n", done.stderr
