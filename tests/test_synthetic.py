@@ -9,18 +9,11 @@ from PIL import Image
 
 from dlcourse import synthetic
 
-MAKERS = {
-    "images": lambda count, seed=5: synthetic.images(7, 40, count, seed),
-}
 
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_a_sample_depends_on_seed_and_index_alone(name):
-    properties.assert_seed_and_index_alone(MAKERS[name])
-
-
-def test_the_memory_is_that_of_one_sample():
-    properties.assert_memory_of_one_sample(__file__)
+def test_a_sample_depends_on_seed_and_index_alone():
+    properties.assert_seed_and_index_alone(
+        lambda count, seed=5: synthetic.images(7, 40, count, seed)
+    )
 
 
 # --- pictures ----------------------------------------------------------------------------------
