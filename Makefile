@@ -1,6 +1,6 @@
 # One command a line; `make help` lists them. Everything is installed into .venv, nowhere else.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all mutations lab notebooks slides docs site benchmarks figures pytorch horovod-pytorch mpis wheelhouse lint clean distclean FORCE
+.PHONY: help setup run test test-all mutations lab notebooks slides docs site benchmarks figures pytorch jax horovod-pytorch mpis wheelhouse lint clean distclean FORCE
 
 # Packages of the user's own must not be mistaken for those of .venv.
 unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX VIRTUAL_ENV
@@ -63,7 +63,9 @@ benchmarks: setup  ## what the project promises, measured, 45 min: docs/benchmar
 figures:        ## write the README's figures from the notebooks' last run: docs/figures
 	$(BIN)/python tools/figures.py
 
-pytorch: .venv/pytorch  ## add PyTorch to .venv, which notebook 53 alone needs
+pytorch: .venv/pytorch  ## add PyTorch to .venv, for notebook 53 and `dlguide.distributed`
+
+jax: .venv/jax  ## add JAX to .venv, on which `dlguide.distributed` trains too
 
 horovod-pytorch: .venv/horovod-pytorch  ## build Horovod with its part for PyTorch too, for a comparison in notebook 53
 
@@ -97,6 +99,10 @@ distclean: clean  ## remove .venv too
 
 .venv/pytorch: .venv/horovod
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[torch]'
+	@touch $@
+
+.venv/jax: .venv/horovod
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[jax]'
 	@touch $@
 
 # It replaces the Horovod that `make setup` has installed.

@@ -31,6 +31,7 @@ TOUCHES = [  # what a change of these files may break; a test file touches its o
     (r"notebooks/dlcourse/(pictures/|exercises/)", ["lessons", "exercises", "pages"]),
     (r"notebooks/(dlcourse/usecases|programs)/|data/", ["cases", "lessons"]),
     (r"dlguide/(collectives|parallel|training|horovod|data|models)/", ["ranks3", "cases"]),
+    (r"dlguide/(distributed|collectives)/", ["backends"]),
     (r"dlguide/(cluster|tuning|doctor|bench|cli|machine|measure)/", ["processes"]),
     (r"dlguide/(horovod|install_horovod)", ["processes"]),
     (r"dlguide/", ["lessons"]),

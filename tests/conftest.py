@@ -38,6 +38,7 @@ ALLOWED_SKIPS = {
     r"there is no Chromium: apt-get install chromium": "needs the system's package; CI has it",
     r"PyTorch is an optional part: `make pytorch`": "an optional dependency; CI has it",
     r"torch is not installed: `make pytorch`": "an optional dependency; CI has it",
+    r"jax is not installed: `make jax`": "an optional dependency; CI has it",
     r"Horovod has no PyTorch: `make horovod-pytorch`": "an optional part of the environment",
     r"(Open|Intel) MPI is not installed: `make mpis`": "an optional part of the environment",
     r"no Slurm here .*": "needs the system's package; CI has it",

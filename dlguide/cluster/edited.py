@@ -58,11 +58,12 @@ def load_again() -> list[str]:
 
 def _own_modules() -> Iterator[tuple[str, str]]:
     """Yield names and files of the modules in Python that are not installed."""
+    program = sys.modules.get("__main__")  # under another name too, for `multiprocessing`
     for name, module in list(sys.modules.items()):
-        path = getattr(module, "__file__", None)
+        path = None if module is program else getattr(module, "__file__", None)
         if not path or not path.endswith(".py") or name.partition(".")[0] in _OURS:
             continue
-        if name != "__main__" and not path.startswith(_INSTALLED):
+        if not path.startswith(_INSTALLED):
             yield name, path
 
 

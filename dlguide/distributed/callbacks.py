@@ -1,0 +1,266 @@
+"""Keras callbacks for training on ranks; all ranks pass the same ones in the same order.
+
+That all ranks stop together needs no callback: every distributed optimizer brings it.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from dlguide.collectives.communicator import Communicator
+from dlguide.distributed import hooks
+from dlguide.distributed.guard import require_alike
+from dlguide.distributed.steps import read_variables
+from dlguide.distributed.world import world
+from dlguide.errors import require, require_count, require_positive
+
+
+class _OnRanks(keras.callbacks.Callback):
+    """A callback of a model whose optimizer exchanges."""
+
+    @property
+    def ranks(self) -> Communicator | None:
+        """The ranks that the model's optimizer exchanges with; None in a single process."""
+        return world()
+
+    def require_exchange(self) -> None:
+        """Refuse a plain optimizer on ranks: each of them would train alone."""
+        if self.ranks is None or hooks.exchanging(self.model.optimizer):
+            return
+        raise RuntimeError(
+            f"The model's optimizer ({type(self.model.optimizer).__name__}) does not exchange "
+            f"gradients, so that each of the {self.ranks.size} ranks would train alone: compile "
+            "the model with `DistributedOptimizer(optimizer)`. A saved file, and a copy of a "
+            "compiled model, have the plain optimizer."
+        )
+
+
+class Broadcast(_OnRanks):
+    """Start all ranks from the weights and the optimizer state of rank 0.
+
+    Seeds of random layers stay different.
+    """
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        """Broadcast; a model that its first batch builds is broadcast after that batch."""
+        self.require_exchange()
+        self.pending = not self.model.built
+        if not self.pending:
+            broadcast(self.model)
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        """Broadcast after the first batch where the model was built by it."""
+        if self.pending:
+            self.pending = False
+            broadcast(self.model)
+
+
+class SumMetrics(_OnRanks):
+    """Report metrics of the samples of all ranks: sums, counts and confusion tables are added up.
+
+    A mean of the ranks' results would be wrong for an AUC, a precision or a mean IoU, and for
+    ranks with unequal numbers of samples. Put it before callbacks that read metrics, such as
+    `EarlyStopping`: then all ranks see the same ones.
+    """
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        """Check that all ranks have the same metrics."""
+        self.require_exchange()
+        self.results: dict[str, float] = {}
+        self.pending = False
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        """Note that there is something to add up."""
+        self.pending = True
+
+    def on_test_begin(self, logs: dict | None = None) -> None:
+        """Add up the training's metrics before the evaluation begins anew with them."""
+        self._add_up()
+
+    def on_test_end(self, logs: dict | None = None) -> None:
+        """Add up those of an evaluation within `fit`."""
+        if self.ranks is not None and hasattr(self, "results") and self.model.optimizer is not None:
+            self.results |= {f"val_{name}": value for name, value in summed(self.model).items()}
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        """Replace the metrics in `logs`."""
+        self._add_up()
+        if logs is not None:
+            logs.update({name: self.results[name] for name in logs if name in self.results})
+        self.results = {}
+
+    def _add_up(self) -> None:
+        if self.pending and self.ranks is not None:
+            self.pending = False
+            self.results |= summed(self.model)
+
+
+class Checkpoint(_OnRanks, keras.callbacks.BackupAndRestore):
+    """Continue a `fit` that was ended: rank 0 saves the model after each epoch, all ranks resume.
+
+    Put it before `Broadcast`, which sends what rank 0 has read to the others.
+
+    Args:
+        folder: for the checkpoint; only rank 0 need see it.
+        options: those of `keras.callbacks.BackupAndRestore`.
+    """
+
+    def __init__(self, folder: str | os.PathLike, **options: Any) -> None:
+        keras.callbacks.BackupAndRestore.__init__(self, str(Path(folder)), **options)
+
+    def _saves(self) -> bool:
+        return self.ranks is None or self.ranks.rank == 0
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        """Read the checkpoint on rank 0, and start all ranks at its epoch."""
+        self.require_exchange()
+        if self._saves():
+            super().on_train_begin(logs)
+        if self.ranks is not None:
+            mine = getattr(self.model, "_initial_epoch", None)
+            epoch = self.ranks.allgather(repr(mine))[0]
+            if epoch != "None":
+                self.model._initial_epoch = int(epoch)
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        """Save on rank 0 where `save_freq` asks for it."""
+        if self._saves():
+            super().on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        """Save on rank 0."""
+        if self._saves():
+            super().on_epoch_end(epoch, logs)
+
+    def on_train_end(self, logs: dict | None = None) -> None:
+        """Remove the checkpoint of a training that has come to its end."""
+        if self._saves():
+            super().on_train_end(logs)
+
+
+@keras.saving.register_keras_serializable(package="dlguide")
+class Warmup(keras.optimizers.schedules.LearningRateSchedule):
+    """A learning rate that rises from `rate` / p to `rate` in so many updates, then stays.
+
+        rate(i) = rate / p * (1 + (i + 1) (p - 1) / updates)
+
+    A schedule of the optimizer and no callback, so that it holds with `steps_per_execution` and
+    on JAX, where callbacks between steps change nothing until the epoch's end.
+
+    Args:
+        rate: the final rate, usually that of a single process times p.
+        updates: of the warmup (count).
+        after: a schedule that is followed after the warmup, by its own updates from 0; None to
+            stay at `rate`.
+        start: the fraction of `rate` that the warmup begins near; None for 1 / p.
+
+    Source:
+        Goyal et al., Accurate, Large Minibatch SGD (2017), section 2.2.
+    """
+
+    def __init__(
+        self, rate: float, updates: int, after: Any = None, start: float | None = None
+    ) -> None:
+        self.rate = require_positive(rate, "rate")
+        self.updates = require_count(updates, "updates")
+        ranks = world()
+        self.start = 1 / (1 if ranks is None else ranks.size) if start is None else start
+        require(0 <= self.start <= 1, "start", "be from 0 to 1", start)
+        self.after = after
+
+    def __call__(self, step: Any) -> Any:
+        """Return the rate of an update (from 0)."""
+        ops = keras.ops
+        step = ops.cast(step, "float32")
+        done = ops.minimum((step + 1) / self.updates, 1.0)
+        rising = self.rate * (self.start + done * (1 - self.start))
+        if self.after is None:
+            return rising
+        after = self.after(ops.maximum(step - self.updates, 0.0))
+        return ops.where(step < self.updates, rising, ops.cast(after, "float32"))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments, those of the warmup's ranks included."""
+        after = None if self.after is None else keras.saving.serialize_keras_object(self.after)
+        return {"rate": self.rate, "updates": self.updates, "after": after, "start": self.start}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Warmup:
+        """Make the schedule again."""
+        after = config.get("after")
+        return cls(**config | {"after": after and keras.saving.deserialize_keras_object(after)})
+
+
+def broadcast(model: keras.Model) -> None:
+    """Assign every rank the weights and the optimizer state that a model has on rank 0.
+
+    All ranks call; on JAX before the steps of an epoch, which work on copies.
+    """
+    ranks = world()
+    if ranks is None:
+        return
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built and model.trainable_variables:
+        optimizer.build(model.trainable_variables)
+    variables = [*model.weights, *(optimizer.variables if optimizer is not None else [])]
+    lines = [
+        f"{keras.backend.standardize_dtype(v.dtype)} {tuple(v.shape)} as number {i + 1}"
+        for i, v in enumerate(variables)
+    ]
+    require_alike(ranks, lines, "The variables of a broadcast")
+    ranks.broadcast(variables)
+
+
+def summed(model: keras.Model) -> dict[str, float]:
+    """Return a model's metrics over the samples of all ranks; all ranks call.
+
+    The metrics' own variables stay as they are.
+    """
+    ranks = world()
+    metrics = [metric for metric in model.metrics if metric.variables]
+    variables = list({id(v): v for metric in metrics for v in metric.variables}.values())
+    own = read_variables(variables)
+    if ranks is not None:
+        lines = [f"the variable {v.name!r} {tuple(v.shape)} of a metric" for v in variables]
+        require_alike(ranks, lines, "The metrics of an epoch")
+        everyone = [_unpacked(data, own) for data in ranks.allgather_bytes(_packed(own))]
+        for variable, *values in zip(variables, *everyone, strict=True):
+            variable.assign(_combined(values, getattr(variable, "aggregation", "sum")))
+    try:
+        found = {}
+        for metric in metrics:
+            result = metric.result()
+            results = result if isinstance(result, dict) else {metric.name: result}
+            found |= {name: float(keras.ops.convert_to_numpy(v)) for name, v in results.items()}
+        return found
+    finally:
+        for variable, value in zip(variables, own, strict=True):
+            variable.assign(value)
+
+
+def _packed(arrays: list[np.ndarray]) -> bytes:
+    return b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
+
+
+def _unpacked(data: bytes, like: list[np.ndarray]) -> list[np.ndarray]:
+    arrays, start = [], 0
+    for array in like:
+        part = np.frombuffer(data, array.dtype, array.size, start)
+        arrays.append(part.reshape(array.shape))
+        start += array.nbytes
+    return arrays
+
+
+def _combined(values: list[np.ndarray], how: str) -> np.ndarray:
+    if how == "mean":
+        return (np.mean(np.asarray(values, np.float64), axis=0)).astype(values[0].dtype)
+    if how == "only_first_replica":
+        return values[0]
+    return functools.reduce(operator.add, values)

@@ -1,0 +1,256 @@
+"""Lists of arrays summed over the ranks: the exchange that every training step makes once.
+
+On one host the arrays pass through a window of shared memory in blocks that stay in the cache:
+each rank copies a block in, sums its part of the block over all ranks, and copies the sums out.
+Between hosts the arrays travel as one flat buffer by `dlguide.collectives.allreduce`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dlguide import collectives
+from dlguide.collectives.agreement import group_ranks
+from dlguide.collectives.shared import BLOCK_BYTES, exchange_window, hosts
+from dlguide.distributed.world import MpiCommunicator
+from dlguide.errors import ranks_in_words
+
+ALIGNED = 64  # bytes: TensorFlow and XLA take over memory so aligned without a copy
+CASTS = {"fp16": "float16", "bf16": "bfloat16"}
+
+
+class RanksDifferError(RuntimeError):
+    """Ranks that must be equal are not; raised on all of them together."""
+
+
+@dataclass
+class Waiting:
+    """What this process's last exchange is: the supervisor of the ranks reads it."""
+
+    update: int = 0
+    since: float | None = None  # `time.monotonic()` of its begin; None when it has ended
+
+
+waiting = Waiting()
+
+
+@dataclass
+class _Block:
+    """Elements that pass through the window together: (array, from, to, place in the block)."""
+
+    dtype: np.dtype
+    size: int = 0
+    pieces: list[tuple[int, int, int, int]] = field(default_factory=list)
+
+
+class Exchange:
+    """Sums or averages lists of arrays over the ranks, for one optimizer; all ranks call.
+
+    Args:
+        ranks: who exchanges.
+        average: divide the sum by the number of ranks or, where `samples` are given, weight each
+            rank's arrays by its share of them.
+        compression: None, "fp16" or "bf16" to send half as much, or an object with
+            `allreduce(array, comm, key, check)` that returns the mean.
+    """
+
+    def __init__(self, ranks: MpiCommunicator, average: bool, compression: Any = None) -> None:
+        self.ranks, self.average, self.compression = ranks, average, compression
+        self.comm = ranks.steps.comm
+        self.updates = 0
+        self._plans: dict[tuple, list[_Block]] = {}
+        self._one_host: bool | None = None
+        self._pool: list[np.ndarray] = []
+
+    def __call__(
+        self,
+        arrays: Sequence[np.ndarray],
+        samples: float | None = None,
+        into: Sequence[np.ndarray] | None = None,
+    ) -> list[np.ndarray]:
+        """Return the arrays combined over all ranks.
+
+        Args:
+            arrays: of any shape; those of 16 bits are summed in 32.
+            samples: this rank's number of samples, by which its arrays are weighted.
+            into: where to write the results; None for new memory.
+
+        Raises:
+            RanksDifferError: on all ranks alike, when their arrays differ in number, shape or
+                dtype.
+        """
+        if self._one_host is None:
+            self._one_host = hosts(self.comm) == 1
+        self.updates += 1
+        waiting.update, waiting.since = self.updates, time.monotonic()
+        weight, scale = self._agree(arrays, samples)
+        out = self._memory(arrays) if into is None else into
+        if hasattr(self.compression, "allreduce"):
+            self._compressed(arrays, out, weight, scale)
+        elif self._one_host and self.compression is None:
+            self._through_window(arrays, out, weight, scale)
+        else:
+            self._as_messages(arrays, out, weight, scale)
+        waiting.since = None
+        return list(out)
+
+    def _agree(self, arrays: Sequence[np.ndarray], samples: float | None) -> tuple[float, float]:
+        """Compare what the ranks send; return this rank's weight and the scale of the sum."""
+        text = ";".join(f"{a.dtype}{a.shape}" for a in arrays)
+        mine = [zlib.crc32(text.encode()), -1.0 if samples is None else samples]
+        everyone = self.ranks.steps.allgather_numbers(mine)
+        if (everyone[:, 0] != mine[0]).any():
+            raise RanksDifferError(self._difference(text))
+        if not self.average:
+            return 1.0, 1.0
+        counts = everyone[:, 1]
+        if (counts == counts[0]).all() or (counts < 0).any():
+            return 1.0, 1 / self.comm.size
+        return float(samples), 1 / counts.sum()
+
+    def _difference(self, text: str) -> str:
+        texts = self.comm.allgather(text)
+        groups = group_ranks(texts)
+        got = "; ".join(
+            f"{ranks_in_words(at)}: {each.count(';') + bool(each)} of {each[:80]}"
+            for each, at in groups.items()
+        )
+        return (
+            f"The gradients must have the same shapes and dtypes on all ranks at update "
+            f"{self.updates}, got {got}."
+        )
+
+    def _through_window(
+        self, arrays: Sequence[np.ndarray], out: Sequence[np.ndarray], weight: float, scale: float
+    ) -> None:
+        window, rank, ranks = exchange_window(self.comm), self.comm.rank, self.comm.size
+        flat_in = [np.asarray(a).reshape(-1) for a in arrays]
+        flat_out = [o.reshape(-1) for o in out]
+        for block in self._blocks(flat_in):
+            half = next(window.half)
+            written = window.parts(half, block.dtype, block.size)
+            mine = window.block(half, rank, block.dtype, block.size)
+            for at, start, stop, place in block.pieces:
+                _weigh(flat_in[at][start:stop], weight, mine[place : place + stop - start])
+            window.barrier()
+            total = written[rank][rank]
+            others = [written[other][rank] for other in range(ranks) if other != rank]
+            for part in others:
+                np.add(total, part, out=total)
+            if scale != 1.0:
+                np.multiply(total, total.dtype.type(scale), out=total)
+            for part in others:
+                part[:] = total
+            window.barrier()
+            for at, start, stop, place in block.pieces:
+                flat_out[at][start:stop] = mine[place : place + stop - start]
+
+    def _as_messages(
+        self, arrays: Sequence[np.ndarray], out: Sequence[np.ndarray], weight: float, scale: float
+    ) -> None:
+        sent = CASTS.get(self.compression)
+        for dtype in dict.fromkeys(_wide(a.dtype) for a in arrays):
+            places = [i for i, a in enumerate(arrays) if _wide(a.dtype) == dtype]
+            if not sum(arrays[i].size for i in places):
+                continue
+            flat = np.concatenate([arrays[i].reshape(-1).astype(dtype, copy=False) for i in places])
+            if weight != 1.0:
+                flat = _weigh(flat, weight, flat)
+            if sent is not None:
+                # Scaled first: sums of many ranks would overflow in 16 bits.
+                flat = (flat * dtype.type(scale)).astype(_dtype(sent))
+            with np.errstate(over="ignore"):
+                collectives.allreduce(flat, self.comm, check=False)
+            if sent is None and scale != 1.0:
+                flat *= dtype.type(scale)
+            start = 0
+            for i in places:
+                stop = start + arrays[i].size
+                out[i].reshape(-1)[:] = flat[start:stop]
+                start = stop
+
+    def _compressed(
+        self, arrays: Sequence[np.ndarray], out: Sequence[np.ndarray], weight: float, scale: float
+    ) -> None:
+        times = scale * self.comm.size  # the compression itself returns the mean
+        for i, array in enumerate(arrays):
+            own = np.ascontiguousarray(array)
+            if weight * times != 1.0:
+                own = _weigh(own, weight * times, np.empty_like(own))
+            out[i][...] = self.compression.allreduce(own, self.comm, i, check=False)
+
+    def _blocks(self, arrays: Sequence[np.ndarray]) -> list[_Block]:
+        """Cut a list of flat arrays into blocks of one dtype that fit into the window."""
+        key = tuple((a.dtype.str, a.size) for a in arrays)
+        if key in self._plans:
+            return self._plans[key]
+        blocks: list[_Block] = []
+        for dtype in dict.fromkeys(_wide(a.dtype) for a in arrays):
+            most = BLOCK_BYTES // dtype.itemsize
+            block = _Block(dtype)
+            for at, array in enumerate(arrays):
+                start = 0 if _wide(array.dtype) == dtype else array.size
+                while start < array.size:
+                    stop = min(array.size, start + most - block.size)
+                    block.pieces.append((at, start, stop, block.size))
+                    block.size += stop - start
+                    start = stop
+                    if block.size == most:
+                        blocks.append(block)
+                        block = _Block(dtype)
+            if block.size:
+                blocks.append(block)
+        self._plans[key] = blocks
+        return blocks
+
+    def _memory(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return arrays for the results, in memory that is used again when nobody holds it."""
+        starts, total = [], 0
+        for array in arrays:
+            starts.append(total)
+            total += -(-array.nbytes // ALIGNED) * ALIGNED
+        buffer = self._buffer(total)
+        return [
+            buffer[start : start + a.nbytes].view(a.dtype).reshape(a.shape)
+            for start, a in zip(starts, arrays, strict=True)
+        ]
+
+    def _buffer(self, nbytes: int) -> np.ndarray:
+        for whole in self._pool:
+            # The pool, the loop's name and the argument of this call: no view of it is left.
+            if whole.nbytes >= nbytes + ALIGNED and sys.getrefcount(whole) == 3:
+                break
+        else:
+            whole = np.empty(nbytes + ALIGNED, np.uint8)
+            self._pool = [*self._pool[-2:], whole]
+        shift = -whole.ctypes.data % ALIGNED
+        return whole[shift : shift + nbytes]
+
+
+def _weigh(array: np.ndarray, weight: float, out: np.ndarray) -> np.ndarray:
+    """Write an array times its weight; what a rank without samples has computed does not count."""
+    if weight == 1.0:
+        out[...] = array
+    elif weight == 0.0:
+        out[...] = 0
+    else:
+        np.multiply(array, out.dtype.type(weight), out=out, casting="same_kind")
+    return out
+
+
+def _dtype(name: str) -> np.dtype:
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def _wide(dtype: np.dtype) -> np.dtype:
+    """Return the dtype in which gradients are summed."""
+    return np.dtype(np.float32) if dtype.itemsize == 2 else dtype

@@ -1,0 +1,148 @@
+"""Where Keras' own training loop has to know that there are other ranks: its private parts.
+
+Installed once, with the first distributed optimizer. Nothing changes for a model whose optimizer
+does not exchange.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src.callbacks.callback_list import CallbackList
+from keras.src.trainers.trainer import Trainer
+
+from dlguide.distributed.guard import require_equal_steps
+from dlguide.distributed.weighting import loss_of_step, set_samples
+from dlguide.errors import ranks_in_words
+
+
+class NotFiniteError(ArithmeticError):
+    """The loss of a rank is nan or infinite; raised on all ranks together."""
+
+
+def reducers_of(optimizer: Any) -> list[Any]:
+    """Return the reducers of an optimizer and of those it passes its gradients to."""
+    if optimizer is None:
+        return []
+    own = vars(optimizer).get("_reducer")
+    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", [])]
+    below = [reducer for each in inner if each is not None for reducer in reducers_of(each)]
+    return [own, *below] if own is not None else below
+
+
+def exchanging(optimizer: Any) -> list[Any]:
+    """Return those of an optimizer's reducers that have other ranks."""
+    return [reducer for reducer in reducers_of(optimizer) if reducer.communicates()]
+
+
+@functools.cache
+def install() -> None:
+    """Let Keras ask all ranks: for the steps of an epoch, a stop, an overflow, the samples."""
+    _agree_on_overflow()
+    _count_samples()
+    _compare_steps()
+    _agree_on_stop()
+
+
+def _agree_on_overflow() -> None:
+    """Make `LossScaleOptimizer` skip a step on all ranks or on none.
+
+    It decides from the gradients it is given. Around a distributed optimizer these are still each
+    rank's own: one rank would skip the step while the others wait for it.
+    """
+    plain = keras.optimizers.LossScaleOptimizer.check_finite
+
+    @functools.wraps(plain)
+    def check_finite(self: Any, grads: list[Any]) -> Any:
+        finite = plain(self, grads)
+        for reducer in exchanging(self.inner_optimizer)[:1]:
+            finite = reducer.agreed_finite(finite)
+        return finite
+
+    keras.optimizers.LossScaleOptimizer.check_finite = check_finite
+
+
+def _count_samples() -> None:
+    """Tell the reducers over how many samples the loss of a step is a mean."""
+    plain = Trainer._compute_loss
+
+    @functools.wraps(plain)
+    def compute_loss(
+        self: Any,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        def compute() -> Any:
+            return plain(self, x, y, y_pred, sample_weight, training=training)
+
+        reducers = exchanging(getattr(self, "optimizer", None)) if training else []
+        if not reducers or not reducers[0].averages():
+            return compute()
+        loss, samples = loss_of_step(compute, self, x, y_pred, sample_weight, reducers[0].ranks)
+        for reducer in reducers:
+            reducer.samples = samples
+        set_samples(samples)
+        return loss
+
+    Trainer._compute_loss = compute_loss
+
+
+def _compare_steps() -> None:
+    """Make `fit` compare the ranks' numbers of batches before it trains."""
+    plain = CallbackList.on_train_begin
+
+    @functools.wraps(plain)
+    def on_train_begin(self: Any, logs: dict | None = None) -> Any:
+        for reducer in exchanging(getattr(self.model, "optimizer", None))[:1]:
+            require_equal_steps(reducer.ranks, (self.params or {}).get("steps"))
+        self._dlguide_batches = 0
+        return plain(self, logs)
+
+    CallbackList.on_train_begin = on_train_begin
+
+
+def _agree_on_stop() -> None:
+    """Make `fit` stop on all ranks at the same step when it stops on one."""
+    after_batch, after_epoch = CallbackList.on_train_batch_end, CallbackList.on_epoch_end
+
+    @functools.wraps(after_batch)
+    def on_train_batch_end(self: Any, batch: int, logs: dict | None = None) -> Any:
+        after_batch(self, batch, logs)
+        self._dlguide_batches += 1
+        _stop_together(self, (logs or {}).get("loss"))
+
+    @functools.wraps(after_epoch)
+    def on_epoch_end(self: Any, epoch: int, logs: dict | None = None) -> Any:
+        after_epoch(self, epoch, logs)
+        _stop_together(self, None)
+
+    CallbackList.on_train_batch_end = on_train_batch_end
+    CallbackList.on_epoch_end = on_epoch_end
+
+
+def _stop_together(callbacks: Any, loss: Any) -> None:
+    """Exchange 16 bytes: who stops, and whose loss is not finite; all ranks call."""
+    model = callbacks.model
+    for reducer in exchanging(getattr(model, "optimizer", None))[:1]:
+        finite = loss is None or math.isfinite(float(keras.ops.convert_to_numpy(loss)))
+        mine = [float(model.stop_training), float(not finite)]
+        stops, lost = np.transpose(reducer.ranks.allgather_numbers(mine))
+        if stops.any() and not model.stop_training:
+            model.stop_training = True
+            if not lost.any() and reducer.ranks.rank == int(stops.argmin()):
+                who = ranks_in_words([int(at) for at in np.flatnonzero(stops)])
+                print(f"The training stops on all ranks because it stops on {who}.", flush=True)
+        if lost.any() and not stops.any():
+            who = ranks_in_words([int(at) for at in np.flatnonzero(lost)])
+            raise NotFiniteError(
+                f"The loss is nan or infinite on {who} at batch {callbacks._dlguide_batches} of "
+                "this training. Try a lower learning rate or a warmup; when only some ranks are "
+                "named, look for damaged samples among theirs."
+            )

@@ -1,0 +1,364 @@
+"""A Keras optimizer that combines the gradients of all ranks before it applies them.
+
+One class for TensorFlow, JAX and PyTorch: Keras calls `apply` on each of them, on JAX inside
+`stateless_apply`. What is exchanged, and how, is the reducer's: `GradientReducer` here uses MPI,
+`dlguide.horovod` has one of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src import api_export
+from keras.src.saving import object_registration
+
+from dlguide.distributed import hooks
+from dlguide.distributed.exchange import CASTS, Exchange
+from dlguide.distributed.guard import require_alike, require_equal_weights
+from dlguide.distributed.steps import call, refuse_xla
+from dlguide.distributed.weighting import set_samples
+from dlguide.distributed.world import MpiCommunicator, backend, refuse_other_distribution, world
+from dlguide.errors import require, require_count
+
+Average, Sum = "average", "sum"
+CHECK_EVERY = 100  # updates
+
+
+def DistributedOptimizer(
+    optimizer: keras.optimizers.Optimizer,
+    *,
+    op: str = Average,
+    compression: Any = None,
+    check_every: int = CHECK_EVERY,
+) -> keras.optimizers.Optimizer:
+    """Make an optimizer average the gradients of all ranks before it applies them.
+
+        w <- update(w, sum_r n_r g_r / sum_r n_r)
+
+    where n_r is what Keras' loss on rank r is a mean over: samples or, under a mask, valid
+    entries; so that p ranks train as one process with the batches of all. In a loop by hand, where
+    nobody says n_r, ranks count equally (see `weighted`).
+
+    The optimizer itself becomes distributed and is returned; it keeps its state, stays an instance
+    of its class and is saved as the plain optimizer. Clipping and moving averages work on the
+    combined gradients; with `gradient_accumulation_steps` the ranks exchange once an update; with a
+    `LossScaleOptimizer` they skip a step together. Sparse gradients are exchanged as dense ones.
+    All ranks must apply equally often.
+
+    Args:
+        optimizer: any Keras 3 optimizer, built or not.
+        op: `Average` or `Sum`.
+        compression: None, "fp16", "bf16", or a compressor of `dlguide.parallel.compression` made
+            for this training.
+        check_every: updates between two checks that all ranks hold equal weights, 0 for never.
+
+    Returns:
+        keras.optimizers.Optimizer: `optimizer`.
+
+    Raises:
+        TypeError: when it is no Keras optimizer.
+        ValueError: when an argument is out of range, or the optimizer is distributed already.
+        RuntimeError: when `keras.distribution` is active too, or see `init`.
+
+    Source:
+        Sergeev and Del Balso, arXiv:1802.05799, for the interface.
+    """
+    require_count(check_every, "check_every", least=0)
+    return distribute(optimizer, world(), op=op, compression=compression, check_every=check_every)
+
+
+def distribute(
+    optimizer: keras.optimizers.Optimizer,
+    ranks: MpiCommunicator | None,
+    *,
+    op: str = Average,
+    compression: Any = None,
+    check_every: int = CHECK_EVERY,
+) -> keras.optimizers.Optimizer:
+    """Make an optimizer exchange with `ranks`; see `DistributedOptimizer`."""
+    require(op in (Average, Sum), "op", f"be {Average!r} or {Sum!r}", op)
+    known = compression is None or compression in CASTS or hasattr(compression, "allreduce")
+    must = "be None, 'fp16', 'bf16' or a compressor of `dlguide.parallel.compression`"
+    require(known, "compression", must, compression)
+    refuse_other_distribution()
+    reducer = GradientReducer(ranks, op=op, compression=compression, check_every=check_every)
+    return with_reducer(optimizer, reducer, again=(_again, (op, compression, check_every)))
+
+
+def _again(op: str, compression: Any, check_every: int) -> Callable:
+    """Return what makes a copy of a distributed optimizer distributed."""
+    return lambda optimizer: DistributedOptimizer(
+        optimizer, op=op, compression=copy.copy(compression), check_every=check_every
+    )
+
+
+def with_reducer(
+    optimizer: keras.optimizers.Optimizer, reducer: Any, again: tuple[Callable, tuple]
+) -> keras.optimizers.Optimizer:
+    """Make an optimizer pass its gradients through a reducer.
+
+    Args:
+        again: a function of a module and its arguments; it returns the function that makes a copy
+            of the optimizer distributed, wherever the copy arrives.
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(
+            "`optimizer` must be an optimizer of Keras 3, such as `keras.optimizers.SGD(0.1)`, "
+            f"got {type(optimizer).__module__}.{type(optimizer).__name__}."
+        )
+    then = "Wrap it once: averaging twice changes nothing but the cost."
+    must = "be one that is not distributed yet"
+    require(not hooks.reducers_of(optimizer), "optimizer", must, optimizer.name, then)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    reducer.passes = inner.gradient_accumulation_steps or 1
+    distributed = _distributed_class(type(optimizer), reducer, again)
+    object.__setattr__(optimizer, "__class__", distributed)
+    distributed._set_reducer(optimizer, reducer)
+    hooks.install()
+    return optimizer
+
+
+def _distributed_class(base: type, template: Any, again: tuple[Callable, tuple]) -> type:
+    """Make a subclass of an optimizer's class that exchanges gradients like `template`."""
+
+    class _Distributed(base):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._set_reducer(template.copy())
+
+        def _set_reducer(self, reducer: Any) -> None:
+            # Past Keras, which would take it for state of the optimizer.
+            object.__setattr__(self, "_reducer", reducer)
+
+        def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+            given = trainable_variables
+            variables = list(self._trainable_variables if given is None else given)
+            if not grads or len(grads) != len(variables):
+                return super().apply(grads, trainable_variables)  # raises with the reason
+            _build(self, variables)
+            grads = self._reducer.prepare(list(grads), variables, self)
+            if _accumulates(self, variables):
+                grads = _reduce_accumulated(self, grads, variables)
+            else:
+                grads = self._reducer.reduce(grads, variables)
+            return super().apply(grads, trainable_variables)
+
+        def __reduce__(self) -> tuple:
+            distributed = type(self)
+            object.__setattr__(self, "__class__", base)  # Keras saves it under its class
+            try:
+                return _copied, (self.__reduce__(), again)
+            finally:
+                object.__setattr__(self, "__class__", distributed)
+
+        def __dir__(self) -> list[str]:
+            # The names of the plain optimizer: Keras compares them when it (de)serializes.
+            own = {"_reducer", "_set_reducer"}
+            return [name for name in super().__dir__() if name not in own]
+
+    _Distributed.__name__, _Distributed.__qualname__ = base.__name__, base.__qualname__
+    _Distributed.__doc__ = base.__doc__
+    # Saved under the plain optimizer's name, so that a model opens without this package.
+    for names in (api_export.REGISTERED_OBJS_TO_NAMES, object_registration.GLOBAL_CUSTOM_NAMES):
+        if base in names:
+            names[_Distributed] = names[base]
+    return _Distributed
+
+
+def _copied(plain: tuple, again: tuple[Callable, tuple]) -> keras.optimizers.Optimizer:
+    """Open a copy of a distributed optimizer, which is distributed too."""
+    (build, arguments), (make, settings) = plain, again
+    return make(*settings)(build(*arguments))
+
+
+def _build(optimizer: Any, variables: list[Any]) -> None:
+    """Build an optimizer for its variables, as its own `apply` would."""
+    if not optimizer.built:
+        with keras.name_scope(optimizer.name):
+            optimizer.build(variables)
+        optimizer.built = True
+
+
+def _accumulates(optimizer: Any, variables: list[Any]) -> bool:
+    """Return whether Keras accumulates gradients in an optimizer that exchanges them."""
+    replaced = any(getattr(v, "overwrite_with_gradient", False) for v in variables)
+    steps = optimizer.gradient_accumulation_steps
+    return bool(steps) and not replaced and optimizer._reducer.communicates()
+
+
+def _reduce_accumulated(optimizer: Any, grads: list[Any], variables: list[Any]) -> list[Any]:
+    """Exchange with Keras' own gradient accumulation: once an update, not once a pass.
+
+    In the pass that updates, Keras applies (accumulated + gradient) / steps. That sum is formed
+    and exchanged here, and the accumulators are set to zero, so that Keras finds it whole.
+    """
+    ops = keras.ops
+    places = [i for i, grad in enumerate(grads) if grad is not None]
+    of = [variables[i] for i in places]
+    own = [dense(grads[i]) for i in places]
+    kept = [optimizer._accumulated_gradients[optimizer._get_variable_index(v)] for v in of]
+    scale = optimizer.loss_scale_factor or 1.0  # accumulators hold unscaled gradients
+
+    def exchange() -> list[Any]:
+        sums = [g + ops.cast(k.value * scale, g.dtype) for g, k in zip(own, kept, strict=True)]
+        zeros = [ops.zeros_like(k.value) for k in kept]
+        return [*optimizer._reducer.reduce(sums, of), *zeros]
+
+    steps = optimizer.gradient_accumulation_steps
+    updates = ops.equal((optimizer._iterations.value + 1) % steps, 0)
+    # Variables are set outside: JAX would not let a branch do it.
+    found = ops.cond(updates, exchange, lambda: [*own, *(k.value for k in kept)])
+    for accumulator, value in zip(kept, found[len(own) :], strict=True):
+        accumulator.assign(value)
+    result = list(grads)
+    for i, grad in zip(places, found, strict=False):
+        result[i] = grad
+    return result
+
+
+class GradientReducer:
+    """Combines gradients over the ranks by MPI, for one optimizer; see `DistributedOptimizer`.
+
+    Attributes:
+        samples: over how many samples or entries this rank's next gradients are a mean, a number
+            or a tensor; None where nobody said so. Set by each step that Keras makes.
+        passes: calls that make one update.
+    """
+
+    passes = 1
+    samples: Any = None
+
+    def __init__(
+        self, ranks: MpiCommunicator | None, *, op: str, compression: Any, check_every: int
+    ) -> None:
+        self.ranks, self.op = ranks, op
+        self.compression, self.check_every = compression, check_every
+        self._start()
+
+    def _start(self) -> None:
+        self._agreed = False
+        self.samples = None
+        if self.communicates():
+            self._exchange = Exchange(self.ranks, self.op == Average, self.compression)
+
+    def copy(self) -> GradientReducer:
+        """Return a reducer with these settings for another optimizer."""
+        other = copy.copy(self)
+        other.compression = copy.copy(self.compression)
+        other._start()
+        return other
+
+    def communicates(self) -> bool:
+        """Return whether there are other ranks."""
+        return self.ranks is not None and self.ranks.size > 1
+
+    def averages(self) -> bool:
+        """Return whether the gradients are averaged, by samples where they are known."""
+        return self.op == Average
+
+    def prepare(self, grads: list[Any], variables: list[Any], optimizer: Any) -> list[Any]:
+        """Check on all ranks together that gradients and weights fit; return the gradients."""
+        if not self.communicates():
+            return grads
+        if backend() == "tensorflow":
+            refuse_xla()
+        if not self._agreed:
+            what = "What `DistributedOptimizer` exchanges"
+            require_alike(self.ranks, self._description(grads, variables, optimizer), what)
+            self._agreed = True
+        every = self.check_every * self.passes
+        if every:
+            self._compare_when_due(variables, optimizer, every)
+        return grads
+
+    def reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Combine gradients over the ranks."""
+        results = [dense(grad) for grad in grads]
+        if not self.communicates():
+            return results
+        samples, self.samples = self.samples, None
+        set_samples(None)
+        averaged, overwritten = [], []
+        for i, variable in enumerate(variables):
+            if results[i] is not None:
+                # The variable's next value, not a gradient: see Keras' float8.
+                replaces = getattr(variable, "overwrite_with_gradient", False)
+                (overwritten if replaces else averaged).append(i)
+        own = [results[i] for i in averaged]
+        known = samples is None or isinstance(samples, int | float)
+
+        def exchange(arrays: list[np.ndarray], into: Any = None) -> list[np.ndarray]:
+            if known:
+                return self._exchange(arrays, samples, into)
+            into = None if into is None else into[:-1]
+            return self._exchange(arrays[:-1], float(arrays[-1]), into)
+
+        sent = own if known else [*own, keras.ops.cast(samples, "float32")]
+        if averaged:
+            for i, value in zip(averaged, call(exchange, sent, own, reuse=True), strict=True):
+                results[i] = value
+        if overwritten:
+            own = [results[i] for i in overwritten]
+            for i, value in zip(overwritten, call(self._largest, own, own), strict=True):
+                results[i] = value
+        return results
+
+    def agreed_finite(self, finite: Any) -> Any:
+        """Return whether a flag is true on all ranks, within a step."""
+
+        def least(arrays: list[np.ndarray], into: Any = None) -> list[np.ndarray]:
+            everyone = self.ranks.steps.comm.allgather(int(arrays[0]))
+            return [np.array(min(everyone), np.int32)]
+
+        flag = keras.ops.cast(finite, "int32")
+        return keras.ops.cast(call(least, [flag], [flag])[0], "bool")
+
+    def _largest(self, arrays: list[np.ndarray], into: Any = None) -> list[np.ndarray]:
+        found = []
+        for array in arrays:
+            everyone = self.ranks.steps.comm.allgather(array)
+            found.append(np.maximum.reduce([np.asarray(each) for each in everyone]))
+        return found
+
+    def _compare_when_due(self, variables: list[Any], optimizer: Any, every: int) -> None:
+        """Compare the ranks' weights before the second update, then every so many."""
+        ops, passes = keras.ops, self.passes
+        done = ops.cast(optimizer._iterations.value, "int32")
+        # Not before the first: many scripts broadcast after it, when all variables exist.
+        due = ops.logical_or(done == passes, ops.logical_and(done > passes, done % every == 0))
+        nothing = ops.zeros((), "int32")
+
+        def compare(arrays: list[np.ndarray], into: Any = None) -> list[np.ndarray]:
+            *weights, calls = arrays
+            require_equal_weights(self.ranks.steps, weights, variables, first=int(calls) == passes)
+            return [np.zeros((), np.int32)]
+
+        weights = [variable.value for variable in variables]
+        ops.cond(due, lambda: call(compare, [*weights, done], [nothing])[0], lambda: nothing)
+
+    def _description(
+        self, grads: Sequence[Any], variables: Sequence[Any], optimizer: Any
+    ) -> list[str]:
+        """Describe in lines what this rank is going to exchange."""
+        lines = [
+            f"{type(optimizer).__name__} with op={self.op}, compression={self.compression}, "
+            f"gradient_accumulation_steps={self.passes}, check_every={self.check_every}"
+        ]
+        for i, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
+            kind = "no gradient" if grad is None else "a gradient"
+            dtype = keras.backend.standardize_dtype(variable.dtype)
+            lines.append(f"{kind} as number {i + 1} ({dtype} {tuple(variable.shape)})")
+        return lines
+
+
+def dense(grad: Any) -> Any:
+    """Return a gradient as a tensor: those of embeddings may hold some rows only."""
+    if grad is None or not hasattr(grad, "indices") or callable(grad.indices):
+        return grad
+    import tensorflow as tf
+
+    return tf.convert_to_tensor(grad)

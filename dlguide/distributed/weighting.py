@@ -1,0 +1,146 @@
+"""Losses that are means over different numbers of samples, or valid entries, on each rank.
+
+The mean of the ranks' means is not the mean over all samples where ranks hold different numbers:
+with 9 and 1 valid tokens on two ranks the one token weighs as much as the nine.
+
+    mean over all = sum_r n_r l_r / sum_r n_r
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlguide.distributed.steps import call
+from dlguide.distributed.world import world
+
+if TYPE_CHECKING:
+    from dlguide.collectives.communicator import Communicator
+
+# While Keras computes the loss of a step: how many samples the rank has in it.
+_of_step: list[Any] = []
+# From then until its gradients are exchanged; a second entry never comes.
+_weight: list[Any] = []
+
+
+def samples_of_step() -> Any:
+    """Return by what this rank's loss is weighted in the step under way; None for equal ranks."""
+    return _weight[-1] if _weight else None
+
+
+def set_samples(samples: Any) -> None:
+    """Say by what the rank's loss is weighted, or that the step is done (None)."""
+    _weight[:] = [] if samples is None else [samples]
+
+
+def weighted(loss: Any, weights: Any) -> Any:
+    """Return a rank's loss so weighted that the mean over ranks is that over all weights.
+
+        loss_r * w_r / mean_r(w_r),   w_r = sum of this rank's weights
+
+    For the loss of a custom training loop or a loss function of your own, where only you know
+    what the loss is a mean over: valid tokens, pixels of an object, edges of a graph. Losses of
+    Keras with a mask or sample weights are weighted by `DistributedOptimizer` itself.
+
+    All ranks must call it in each step; it exchanges 16 bytes. A rank without any weight
+    contributes 0.
+
+    Args:
+        loss: this rank's mean, a scalar tensor.
+        weights: what it is a mean over, of any shape (1 for a valid token, 0 for padding), or
+            their sum.
+
+    Returns:
+        The weighted loss, a scalar tensor; `loss` itself in a single process.
+
+    >>> from dlguide.distributed import weighted
+    >>> float(weighted(2.0, [1.0, 1.0]))
+    2.0
+    """
+    ranks = world()
+    if ranks is None:
+        return loss
+    import keras
+
+    loss = keras.ops.convert_to_tensor(loss)
+    total = keras.ops.sum(keras.ops.cast(weights, loss.dtype))
+    return _scaled(loss, total, _of_step[-1] if _of_step else 1, ranks)
+
+
+def loss_of_step(
+    compute: Callable[[], Any],
+    model: Any,
+    x: Any,
+    outputs: Any,
+    sample_weight: Any,
+    ranks: Communicator,
+) -> tuple[Any, Any]:
+    """Return the loss of a step that Keras makes, and the samples by which ranks are weighted.
+
+    Keras' losses are means over the samples or, under a mask, over the valid entries: then the
+    loss is scaled so that weighting by samples, as the logged loss is too, weights by entries.
+    """
+    import keras
+
+    samples = _samples(x)
+    _of_step.append(samples)
+    try:
+        loss = compute()
+    finally:
+        _of_step.pop()
+    entries = _entries(model, outputs, sample_weight, keras.ops)
+    return (loss if entries is None else _scaled(loss, entries, samples, ranks)), samples
+
+
+def _samples(x: Any) -> Any:
+    import keras
+
+    first = next(each for each in keras.tree.flatten(x) if each is not None)
+    known = first.shape[0]
+    return keras.ops.shape(first)[0] if known is None else int(known)
+
+
+def _entries(model: Any, outputs: Any, sample_weight: Any, ops: Any) -> Any:
+    """Return over how many entries the loss is a mean; None where that follows the samples."""
+    import keras
+
+    outputs = keras.tree.flatten(outputs)
+    masks = [getattr(output, "_keras_mask", None) for output in outputs]
+    reductions = {
+        getattr(loss, "reduction", None)
+        for loss in keras.tree.flatten(getattr(model, "loss", None))
+    }
+    if len(outputs) == 1 and "mean_with_sample_weight" in reductions and sample_weight is not None:
+        weights = ops.cast(sample_weight, "float32")
+        if masks[0] is not None:
+            weights = weights * ops.cast(masks[0], "float32")
+        return ops.sum(weights)
+    if all(mask is None for mask in masks):
+        return None
+    if len(outputs) > 1:
+        raise NotImplementedError(
+            "A model with several outputs and a mask has no single number of valid entries, so "
+            "that its loss cannot be weighted over ranks. Weight each loss yourself with "
+            "`dlguide.distributed.weighted` in a `train_step` of your own."
+        )
+    return ops.sum(ops.cast(masks[0], "float32"))
+
+
+def _scaled(loss: Any, own: Any, share: Any, ranks: Communicator) -> Any:
+    """Return loss * (own / sum of own) / (share / sum of share), sums over ranks."""
+    import keras
+
+    ops = keras.ops
+    dtype = "float64" if keras.backend.standardize_dtype(loss.dtype) == "float64" else "float32"
+    pair = ops.stop_gradient(ops.stack([ops.cast(own, dtype), ops.cast(share, dtype)]))
+
+    def relative(arrays: list[np.ndarray], into: Any = None) -> list[np.ndarray]:
+        mine, parts = arrays[0].astype(np.float64)
+        total, whole = ranks.steps.allgather_numbers(arrays[0]).sum(axis=0)
+        return [np.array(mine / total * whole / parts if total and parts else 0.0, dtype)]
+
+    factor = ops.stop_gradient(call(relative, [pair], [ops.zeros((), dtype)])[0])
+    # 0 * nan is nan: a rank without valid entries may have divided by zero.
+    return ops.where(factor > 0, loss * ops.cast(factor, loss.dtype), ops.zeros_like(loss))

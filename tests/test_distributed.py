@@ -1,0 +1,318 @@
+"""One exchange under Keras on TensorFlow, JAX and PyTorch: ranks train as one process does."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from on_ranks import SCRIPTS, on_ranks
+
+PROGRAM = Path(__file__).with_name("distributed_cases.py")
+# PyTorch computes losses of Keras 3.15 in single precision, whatever the model's.
+PRECISION = {"tensorflow": 1e-12, "jax": 1e-12, "torch": 1e-6}
+SHORT = ["sgd", "loss_with_a_mask", "synchronized_normalization", "twin_nets_in_one_step"]
+INSTALLED = {
+    "tensorflow": ("tensorflow", ""),
+    "jax": ("jax", "jax is not installed: `make jax`"),
+    "torch": ("torch", "torch is not installed: `make pytorch`"),
+}
+
+
+def run_cases(backend: str, ranks: int, folder: Path, cases: list[str] = ()) -> list[dict]:
+    """Run the trainings on ranks and return what each rank has written."""
+    package, reason = INSTALLED[backend]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(reason)
+    environment = os.environ | {
+        "KERAS_BACKEND": backend, "JAX_ENABLE_X64": "1", "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1",
+        "TF_NUM_INTEROP_THREADS": "1",
+    }  # fmt: skip
+    program = [sys.executable, "-m", "mpi4py", PROGRAM, folder, *cases]
+    launcher = [SCRIPTS / "mpiexec.gforker", "-n", str(ranks)] if ranks > 1 else []
+    if ranks == 1:
+        program[1:3] = []
+    done = subprocess.run(
+        [*launcher, *program], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    return [dict(np.load(folder / f"{ranks}-{rank}.npz")) for rank in range(ranks)]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """What one process and some ranks have trained, each once."""
+    kept = {}
+
+    def of(backend: str, ranks: int, *cases: str) -> list[dict]:
+        key = backend, ranks, cases
+        if key not in kept:
+            kept[key] = run_cases(backend, ranks, tmp_path_factory.mktemp(backend), list(cases))
+        return kept[key]
+
+    return of
+
+
+def differences(serial: dict, mine: dict) -> dict[str, float]:
+    """Return how far each result is from that of one process, relative to its largest value."""
+    return {
+        name: float(np.abs(mine[name] - value).max() / max(np.abs(value).max(), 1e-300))
+        for name, value in serial.items()
+    }
+
+
+def allowed(backend: str, name: str) -> float:
+    if "float32_sgd" in name:
+        return 1e-6
+    if "float32_adam" in name:
+        return 1e-5
+    if backend == "torch" and "synchronized" in name:
+        return 1e-4  # Keras 3.15 normalizes in single precision there
+    return PRECISION[backend]
+
+
+def test_ranks_train_as_one_process(outcomes):
+    (serial,), ranks = outcomes("tensorflow", 1, *SHORT), outcomes("tensorflow", 2, *SHORT)
+    for mine in ranks:
+        far = differences(serial, mine)
+        assert {n: d for n, d in far.items() if d > allowed("tensorflow", n)} == {}
+
+
+EVERYWHERE = [(b, p) for b in ("tensorflow", "jax", "torch") for p in (2, 3)]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("backend", "ranks"), EVERYWHERE)
+def test_every_training_is_that_of_one_process(backend, ranks, outcomes):
+    (serial,) = outcomes(backend, 1)
+    for mine in outcomes(backend, ranks):
+        far = differences(serial, mine)
+        assert {n: d for n, d in far.items() if d > allowed(backend, n)} == {}
+    assert len(serial) > 30
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("backend", "ranks"), EVERYWHERE)
+def test_ranks_stop_and_refuse_together(backend, ranks, outcomes):
+    found = outcomes(backend, ranks)
+    assert {int(mine["stopped"]) for mine in found} == {2}
+    assert all(mine["copies"] for mine in found)
+    texts = {
+        "other_models": "rank 0 has a gradient as number 1 (float64 (6, 4)), rank 1 has",
+        "other_optimizers": "rank 0 has Adam with",
+        "other_steps": "got rank 0: 2, rank 1: 4",
+        "plain_optimizer": "does not exchange gradients",
+        "not_a_number": f"nan or infinite on rank {ranks - 1} at batch 1",
+        "other_weights": "did not start from the same weights",
+    }
+    for name, text in texts.items():
+        said = {str(mine[f"refused/{name}"]) for mine in found}
+        assert all(text in each for each in said), said
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_backends_train_alike(outcomes):
+    """Equal initial weights and equal samples: losses differ by rounding only."""
+    losses = [outcomes(backend, 2)[0]["equal_weights/loss"] for backend in INSTALLED]
+    assert np.abs(losses[1] - losses[0]).max() < 1e-12
+    assert np.abs(losses[2] - losses[0]).max() < 1e-6
+
+
+def sums_of_lists(sizes, dtype, compression):
+    import ml_dtypes
+    import numpy as np
+
+    from dlguide.distributed.exchange import Exchange
+    from dlguide.distributed.world import MpiCommunicator
+
+    ranks = MpiCommunicator()
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    draw = [np.random.default_rng([3, rank]) for rank in range(ranks.size)]
+    lists = [[d.normal(size=n).astype(kind) for n in sizes] for d in draw]
+    far = []
+    for samples in (None, [4 + rank for rank in range(ranks.size)], [0] + [2] * (ranks.size - 1)):
+        weights = [1] * ranks.size if samples is None else samples
+        if samples is not None and samples[0] == 0:
+            lists[0][0][:1] = np.nan  # what a rank without samples has computed does not count
+        exchange = Exchange(ranks, True, compression)
+        mine = None if samples is None else samples[ranks.rank]
+        for _ in range(3):  # memory of results is used again when nobody holds it
+            found = exchange(lists[ranks.rank], mine)
+        truth = [
+            sum(w * part.astype("f8") for w, part in zip(weights, parts, strict=True) if w)
+            / sum(weights)
+            for parts in zip(*lists, strict=True)
+        ]
+        far.append(max(float(np.abs(f.astype("f8") - t).max(initial=0)) for f, t in
+                       zip(found, truth, strict=True)))  # fmt: skip
+        assert [f.dtype for f in found] == [kind] * len(sizes)
+    return far
+
+
+@pytest.mark.parametrize(
+    ("dtype", "compression", "far"),
+    [
+        ("float64", None, 1e-14), ("float32", None, 1e-6), ("float16", None, 4e-3),
+        ("bfloat16", None, 4e-2), ("float32", "fp16", 6e-3), ("float32", "bf16", 5e-2),
+    ],
+)  # fmt: skip
+def test_exchange_is_the_weighted_mean(dtype, compression, far, tmp_path):
+    sizes = [1, 0, 7, 300_000, 3]  # the third is longer than a block of the window
+    for mine in on_ranks(2, sums_of_lists, tmp_path, sizes=sizes, dtype=dtype,
+                         compression=compression):  # fmt: skip
+        assert max(mine) < far
+
+
+def weights_by_hand():
+    """Return the mean loss over 9 and 1 valid tokens: plain means, and weighted ones."""
+    import numpy as np
+
+    import dlguide.distributed as dd
+
+    dd.init()
+    valid = [9, 1][dd.rank()]
+    loss = np.float32([1.0, 3.0][dd.rank()])
+    found = float(dd.weighted(loss, np.ones(valid, "float32")))
+    return [float(loss), found]
+
+
+def test_weighted_loss_is_the_mean_over_all_tokens(tmp_path):
+    (a, mine), (b, other) = on_ranks(2, weights_by_hand, tmp_path)
+    assert (a + b) / 2 == 2.0  # the mean of the means
+    assert (mine + other) / 2 == pytest.approx((9 * 1.0 + 1 * 3.0) / 10)
+
+
+def test_launcher_and_mpi_must_agree(tmp_path):
+    """A launcher of another MPI starts ranks of which each is a world of one."""
+    program = tmp_path / "train.py"
+    program.write_text("import dlguide.distributed as dd\ndd.init()\n")
+    environment = os.environ | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+    done = subprocess.run(
+        [sys.executable, program], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode != 0
+    assert "The launcher has started 2 ranks, and MPI says that this is a world of 1" in done.stderr
+
+
+def test_other_distribution_is_refused(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import keras, dlguide.distributed as dd\n"
+        "from dlguide.distributed import world\n"
+        "keras.distribution.distribution = lambda: object()\n"
+        "dd.DistributedOptimizer(keras.optimizers.SGD(0.1))\n"
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=120)
+    assert "`keras.distribution` must not be active" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"op": "max"}, "`op` must be 'average' or 'sum', got 'max'."),
+        ({"compression": "zip"}, "`compression` must be None, 'fp16', 'bf16' or"),
+        ({"check_every": -1}, "`check_every` must be a whole number of at least 0"),
+    ],
+)
+def test_wrong_options_are_refused(arguments, text):
+    import keras
+
+    import dlguide.distributed as dd
+
+    with pytest.raises(ValueError, match="must be") as error:
+        dd.DistributedOptimizer(keras.optimizers.SGD(0.1), **arguments)
+    assert text in str(error.value)
+
+
+def test_no_optimizer_and_a_second_wrap_are_refused():
+    import keras
+
+    import dlguide.distributed as dd
+
+    with pytest.raises(TypeError, match="must be an optimizer of Keras 3"):
+        dd.DistributedOptimizer("sgd")
+    optimizer = dd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    with pytest.raises(ValueError, match="be one that is not distributed yet"):
+        dd.DistributedOptimizer(optimizer)
+
+
+def hidden_pieces(kind, batch):
+    """Return the indices of the samples that this rank gets in two epochs."""
+    import numpy as np
+
+    import dlguide.distributed as dd
+
+    dd.init()
+    if kind == "arrays":
+        data = dd.shard(np.arange(23), np.arange(23) * 2, batch_size=batch)
+    elif kind == "samples":
+        data = dd.shard([(np.int64(i), np.int64(2 * i)) for i in range(23)], batch_size=batch)
+    else:
+        import tensorflow as tf
+
+        whole = tf.data.Dataset.range(23).map(lambda i: (i, 2 * i))
+        data = dd.shard(whole, batch_size=batch)
+        return [[[int(i) for i in x] for x, y in data] for _ in range(2)]
+    epochs = []
+    for _ in range(2):
+        batches = [data[step] for step in range(len(data))]
+        assert all((y == 2 * x).all() for x, y in batches)
+        epochs.append([x.tolist() for x, _ in batches])
+        data.on_epoch_end()
+    return epochs
+
+
+@pytest.mark.parametrize("kind", ["arrays", "samples", "tf"])
+def test_shards_hold_each_sample_once_in_steps_of_all_ranks(kind, tmp_path):
+    ranks = on_ranks(2, hidden_pieces, tmp_path, kind=kind, batch=4)
+    for epoch in range(2):
+        parts = [mine[epoch] for mine in ranks]
+        assert len(parts[0]) == len(parts[1]) == 3
+        used = [i for mine in parts for step in mine for i in step]
+        assert sorted(used) == list(range(23))
+        assert abs(len(parts[0][-1]) - len(parts[1][-1])) <= 1
+    if kind != "tf":
+        assert ranks[0][0] != ranks[0][1]  # another order
+
+
+def resumed(folder, epochs, end):
+    """Train with a checkpoint; a training that is ended after an epoch goes on there."""
+    import keras
+    import numpy as np
+
+    import dlguide.distributed as dd
+
+    dd.init()
+    keras.utils.set_random_seed(dd.rank())
+    net = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+    net.compile(dd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(24, 3)).astype("f4"), draw.normal(size=(24, 1)).astype("f4")
+
+    class Ends(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == end:
+                raise InterruptedError
+
+    data = dd.shard(x, y, batch_size=4, shuffle=False)
+    calls = [dd.callbacks.Checkpoint(folder), dd.callbacks.Broadcast(), Ends()]
+    try:
+        shown = net.fit(data, epochs=epochs, verbose=0, callbacks=calls)
+    except InterruptedError:
+        return []
+    return [*shown.epoch, *map(float, np.concatenate([w.ravel() for w in net.get_weights()]))]
+
+
+def test_checkpoint_of_rank_0_resumes_all_ranks(tmp_path):
+    whole = on_ranks(2, resumed, tmp_path, folder=str(tmp_path / "a"), epochs=4, end=9)
+    assert on_ranks(2, resumed, tmp_path, folder=str(tmp_path / "b"), epochs=4, end=2) == [[], []]
+    rest = on_ranks(2, resumed, tmp_path, folder=str(tmp_path / "b"), epochs=4, end=9)
+    assert rest[0] == rest[1]
+    assert rest[0][:2] == [2.0, 3.0]
+    np.testing.assert_allclose(rest[0][2:], whole[0][4:], rtol=1e-6)
