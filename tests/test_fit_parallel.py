@@ -113,7 +113,7 @@ def trainings(saves_in):
         "loss": (resumed.loss[-1], whole.loss[-1]),
         "digests": (resumed.weights_digest, whole.weights_digest, finished.weights_digest),
         # another rank may still read the finished training, alone and with the lock
-        "files": sorted(set(os.listdir(saves)) - {"training.lock"}),
+        "files": sorted(name for name in os.listdir(saves) if not name.endswith(".lock")),
         "rate": (resumed.learning_rate, whole.learning_rate),
     }
 
