@@ -27,10 +27,10 @@ def ways(chosen: dict, computes: str) -> list:
     """Measure all ways on this rank; the result is the same on all."""
     from mpi4py import MPI
 
-    from dlcourse import overlap_benchmark
+    from dlcourse.parallel import overlap
 
     return list(
-        overlap_benchmark.measure(
+        overlap.measure_ways(
             MPI.COMM_WORLD, chosen["nbytes"], chosen["compute_s"], computes=computes,
             repeats=chosen["repeats"],
         )

@@ -18,7 +18,6 @@ import numpy as np
 
 from dlcourse import texts
 from dlcourse.parallel import experts
-from dlguide.collectives.communicator import counting_comm
 from dlguide.parallel.zero import UpdateRule
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ class Run:
     dropped_share: list[float]
     load: np.ndarray  # of the last 100 steps
     step_s: float
-    alltoall_nbytes: int  # that a rank has sent in each step
 
 
 def multiply_adds(kind: str) -> dict[str, int]:
@@ -110,10 +108,9 @@ def train(
     rate = RATES[kind] if rate is None else rate
     text = texts.novels()
     learned, held_out = text.split(0.05)
-    counting = comm if hasattr(comm, "sent_bytes") else counting_comm(comm)
     has_experts = kind.startswith("experts")
     if has_experts:
-        layer = experts.MixtureOfExperts(counting, WIDTH, HIDDEN // K, EXPERTS, K, CAPACITY, seed)
+        layer = experts.MixtureOfExperts(comm, WIDTH, HIDDEN // K, EXPERTS, K, CAPACITY, seed)
     else:
         layer = Dense(HIDDEN if kind == "dense, equal work" else EXPERTS * HIDDEN // K, seed)
     ends = initial_ends(text.vocabulary, seed)
@@ -123,13 +120,11 @@ def train(
     balance = BALANCE_WEIGHT if kind == "experts, loss" else 0.0
     own = BATCH // comm.size
     mine = slice(comm.rank * own, (comm.rank + 1) * own)
-    imbalance, dropped, loads, seconds, sent = [], [], [], [], 0
+    imbalance, dropped, loads, seconds = [], [], [], []
     for step in range(steps if stop is None else stop):
         begin = perf_counter()
         windows, labels = (each[mine] for each in learned.windows(CONTEXT, BATCH, seed, step))
-        before = counting.sent_bytes
         gradients, routing = _gradients(ends, layer, windows, labels[:, -1], balance, comm.size)
-        sent = counting.sent_bytes - before
         for place in range(alike):
             gradients[place] = comm.allreduce(gradients[place])
         rule = UpdateRule(rate=rate * (1 - step / steps))
@@ -147,7 +142,7 @@ def train(
     windows, labels = (each[mine] for each in held_out.windows(CONTEXT, 16 * BATCH, 0))
     return Run(
         comm.allreduce(_loss(ends, layer, windows, labels[:, -1])) / comm.size,
-        imbalance, dropped, np.sum(loads[-100:], axis=0), float(np.median(seconds)), sent,
+        imbalance, dropped, np.sum(loads[-100:], axis=0), float(np.median(seconds)),
     )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from dlcourse.tensorflow_lab import free_ports
 from dlguide import measure
-from dlguide.errors import MissingComponentError, require, require_known
+from dlguide.errors import MissingComponentError
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +53,6 @@ READY = (
 
 def to_pytorch(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Convert weights from Keras' to PyTorch's order."""
-    require_shapes(arrays)
     k1, b1, k2, b2, hidden, b3, k4, b4 = arrays
     # its rows belong to pixels: Keras counts channels fastest, PyTorch columns
     hidden = hidden.reshape(4, 4, 64, -1).transpose(3, 2, 0, 1).reshape(128, 1024)
@@ -67,13 +66,6 @@ def to_keras(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     hidden = hidden.reshape(-1, 64, 4, 4).transpose(2, 3, 1, 0).reshape(1024, 128)
     moved = k1.transpose(2, 3, 1, 0), b1, k2.transpose(2, 3, 1, 0), b2, hidden, b3, k4.T, b4
     return [np.ascontiguousarray(each) for each in moved]
-
-
-def require_shapes(arrays: Sequence[np.ndarray]) -> None:
-    """Check that arrays are the weights of "mnist_cnn" in Keras' order."""
-    shapes = [tuple(array.shape) for array in arrays]
-    then = 'Take `models.build("mnist_cnn").get_weights()`.'
-    require(shapes == list(SHAPES.values()), "weights", "be those of mnist_cnn", shapes, then)
 
 
 # orders in memory, by our name
@@ -127,8 +119,6 @@ def set_threads() -> int:
 
 def build(weights: Sequence[np.ndarray], layout: str = "channels_first") -> torch.nn.Module:
     """Build the net "mnist_cnn" without dropout and give it weights."""
-    require_known(layout, LAYOUTS, "layout")
-    require_shapes(weights)
     require_pytorch()
     import torch
 

@@ -134,7 +134,6 @@ class WaitingLayout:
     and the gradients of each layer among `data` ranks. Every rank must call.
 
     Args:
-        net: what is trained.
         flops_per_s: of each rank, which gives the waits.
         batch: sequences in a step.
         microbatches: parts of a copy's batch in a pipeline.
@@ -209,9 +208,7 @@ def layers_of(net: GPTShape) -> list[tuple[int, int, int, int]]:
     return [(0, table, 0, 0), *blocks, last]
 
 
-def measured_link(
-    comm: Comm, ranks: int, sizes: tuple[int, int] = (4, 1 << 20)
-) -> tuple[float, float]:
+def measured_link(comm: Comm, ranks: int) -> tuple[float, float]:
     """Time allreduces in groups of neighbours, all groups at once: latency (s) and bytes/s.
 
     Of a ring: 2 (p - 1) latencies, and 2 (p - 1) / p times the bytes; every rank must call.
@@ -219,7 +216,7 @@ def measured_link(
     from mpi4py import MPI
 
     group = comm.Split(comm.rank // ranks, comm.rank)
-    times = []
+    times, sizes = [], (4, 1 << 20)
     for nbytes in sizes:
         array, each = np.zeros(nbytes // 4, "f4"), []
         for _ in range(12):
@@ -237,9 +234,7 @@ def measured_link(
 # --- nets: equal stages, and layers that sleep ---
 
 
-def deep_mlp(
-    width: int = 768, blocks: int = 6, seed: int = 0, dtype: str = "float32"
-) -> keras.Model:
+def deep_mlp(width: int = 768, blocks: int = 6, dtype: str = "float32") -> keras.Model:
     """Build a net of equal dense layers, for images of 28 x 28 x 1 and 10 classes.
 
     The images shrink to 4 x 4 pixels first, so that the first layer is about as small as the last
@@ -247,7 +242,7 @@ def deep_mlp(
     """
     import keras
 
-    seeds = iter(np.random.SeedSequence(seed).generate_state(blocks + 2) >> 1)
+    seeds = iter(np.random.SeedSequence(0).generate_state(blocks + 2) >> 1)
 
     def dense(units: int, name: str, activation: str | None = "relu") -> keras.layers.Dense:
         start = keras.initializers.HeNormal(seed=int(next(seeds)))
@@ -283,8 +278,6 @@ class SleepingLayers:
         self.sizes = list(sizes)
         self.forward_s, self.backward_s = list(forward_s), list(backward_s)
         self.rate, self.dtype, self.loss = rate, dtype, 0.0
-        self.names = [f"layer {layer}" for layer in range(len(self.sizes))]
-        self.kinds = [f"{name}: {size}" for name, size in zip(self.names, self.sizes, strict=True)]
         self.weights = [np.zeros(size, dtype) for size in self.sizes]
         self._seen = [0.0] * len(self.sizes)
         self._images = np.zeros(0)

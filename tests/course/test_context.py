@@ -1,5 +1,7 @@
 """Attention over positions on several ranks is attention over the whole sequence."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from lanes import RANKS, long
@@ -100,37 +102,14 @@ def test_zigzag_gives_all_ranks_the_same_work(ranks, last):
     assert sorted(np.concatenate(held)) == list(range(960))
 
 
-def what_is_refused():
-    import numpy as np
-    from mpi4py import MPI
-
-    from dlcourse.parallel import context
-
-    comm, told = MPI.COMM_WORLD, {}
-
-    def attempt(name, call, heads, groups, own):
-        try:
-            call(*(np.ones((1, count, own, 2)) for count in (heads, groups, groups)), comm)
-            told[name] = "nothing"
-        except ValueError as error:
-            told[name] = str(error)
-
-    ring, ulysses = context.ring_attention, context.ulysses_attention
-    attempt("heads", ulysses, 4, 4, 6)
-    attempt("groups", ring, 6, 4, 6)
-    attempt("length", ring, 6, 6, 5)
-    attempt("one rank", ring, 6, 6, 6 + 2 * (comm.rank == 1))
-    return told
-
-
-def test_what_does_not_divide_is_refused_on_all_ranks_alike(tmp_path):
-    everyone = on_ranks(3, what_is_refused, tmp_path, timeout_s=30)
-    assert all(one == everyone[0] for one in everyone)
-    told = everyone[0]
-    must = "must be a multiple of the 3 ranks, got"
-    assert told["heads"] == f"`heads` {must} 4. Take 3, or 2 ranks."
-    must = "must divide the 6 heads of the queries"
-    assert told["groups"] == f"`heads of the keys` {must}, got 4. Take 3."
-    assert told["length"] == "`length` must be a multiple of 2 x 3 ranks, got 15. Take 12."
-    assert "equal on all ranks" in told["one rank"]
-    assert "rank 1" in told["one rank"]
+@pytest.mark.parametrize(
+    ("attend", "heads", "groups", "own", "text"),
+    [
+        (context.ulysses_attention, 4, 4, 6, "`heads` must be a multiple of the 3 ranks, got 4."),
+        (context.ring_attention, 6, 4, 6, "`heads of the keys` must divide the 6 heads"),
+        (context.ring_attention, 6, 6, 5, "`length` must be a multiple of 2 x 3 ranks, got 15."),
+    ],
+)
+def test_what_does_not_divide_is_refused(attend, heads, groups, own, text):
+    with pytest.raises(ValueError, match=text):
+        attend(*(np.ones((1, n, own, 2)) for n in (heads, groups, groups)), SimpleNamespace(size=3))

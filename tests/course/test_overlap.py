@@ -1,6 +1,6 @@
 """Predicted schedules obey what they promise, and measured overlap is what its formula says.
 
-Tests dlcourse.parallel.overlap and the values of dlcourse.overlap_benchmark.
+Tests dlcourse.parallel.overlap.
 """
 
 from itertools import pairwise
@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlcourse.overlap_benchmark import OverlapTiming
 from dlcourse.parallel import overlap
-from dlcourse.parallel.overlap import predict
+from dlcourse.parallel.overlap import OverlapTiming, predict
 from dlguide.measure import Timing
 from dlguide.models import Cost, LayerCost
 
@@ -113,8 +112,6 @@ def test_time_is_shared_by_flops_and_layers_without_weights_join_the_one_before(
     assert np.allclose(forward_s, [0.3, 0.7])
     assert np.allclose(backward_s, [0.6, 1.4])
     assert nbytes == [40, 120]
-    with pytest.raises(ValueError, match="`cost` must have a layer that is trained, got 'net'"):
-        overlap.split_by_layer(Cost("net", 1, (layer("in", 0, 5),)), 3.0)
 
 
 def test_overlap_is_what_computing_hides():

@@ -1,6 +1,6 @@
 """Every schedule trains as one process does, on any number of ranks, and nobody hangs.
 
-Tests dlcourse.parallel.overlap and dlcourse.overlap_benchmark.
+Tests dlcourse.parallel.overlap.
 """
 
 import numpy as np
@@ -122,75 +122,16 @@ def test_the_most_urgent_layer_goes_first_on_all_ranks(tmp_path, ranks):
         assert one["sums"] == [[10.0 * layer * ranks + rest] for layer in (5, 4, 3, 0)]
 
 
-def refused():
-    import numpy as np
-    from mpi4py import MPI
-
-    from dlcourse.parallel.overlap import BucketedOverlap
-    from dlcourse.waiting_ranks import SleepingLayers
-
-    comm, last = MPI.COMM_WORLD, MPI.COMM_WORLD.size - 1
-    odd = comm.rank == last
-
-    def text(call):
-        try:
-            call()
-        except ValueError as error:
-            return str(error)
-        return "nothing"
-
-    def net(sizes):
-        return SleepingLayers([0.0] * len(sizes), [0.0] * len(sizes), sizes, 0.5, "float32")
-
-    found = {
-        "shape": text(lambda: BucketedOverlap(net([2, 3 + odd]), comm)),
-        "schedule": text(lambda: BucketedOverlap(net([2]), comm, "end" if odd else "priority")),
-    }
-    for schedule in ("end", "layerwise", "overlapped", "priority"):
-        layers = net([4, 3])
-        with BucketedOverlap(layers, comm, schedule) as trainer:
-            trainer.step(np.ones(2), None)
-            found[f"{schedule} empty"] = text(
-                lambda trainer=trainer: trainer.step(np.ones(0 if odd else 2), None)
-            )
-            trainer.step(np.ones(2), None)
-        found[f"{schedule} after"] = [weights.tolist() for weights in layers.weights]
-
-        def leaves(schedule=schedule):
-            with BucketedOverlap(net([4, 3]), comm, schedule) as trainer:
-                trainer.step(np.ones(2), None)
-                trainer.step(np.ones(0 if odd else 2), None)
-
-        found[f"{schedule} leaves"] = text(leaves)
-    return found
-
-
-@pytest.mark.parametrize("ranks", [2, 3, *long(1)])
-def test_all_ranks_raise_the_same_text_and_can_go_on(tmp_path, ranks):
-    everyone = on_ranks(ranks, refused, tmp_path, timeout_s=60)
-    assert all(one == everyone[0] for one in everyone)
-    texts, last = everyone[0], ranks - 1
-    who = f"rank {last}: " if ranks > 1 else ""
-    if ranks > 1:
-        assert f"['layer 0: 2', 'layer 1: 4'], 'float32') on rank {last}" in texts["shape"]
-        assert f"'end' on rank {last}" in texts["schedule"]
-    for schedule in SCHEDULES:
-        for what in ("empty", "leaves"):
-            text = texts[f"{schedule} {what}"]
-            assert text == f"{who}`images` must hold at least one sample, got 0."
-        assert texts[f"{schedule} after"] == [[0.75] * 4, [0.75] * 3]
-
-
 def measured():
     import numpy as np
     from mpi4py import MPI
 
-    from dlcourse import overlap_benchmark
+    from dlcourse.parallel import overlap
 
     comm = MPI.COMM_WORLD
     found = {}
-    for computes in overlap_benchmark.COMPUTES:
-        rows = overlap_benchmark.measure(comm, 4096, 0.002, computes=computes, repeats=3)
+    for computes in ("host", "device"):
+        rows = overlap.measure_ways(comm, 4096, 0.002, computes=computes, repeats=3)
         found[computes] = [
             [one.way, one.computes, one.ranks, one.nbytes, *one.together.seconds,
              *one.allreduce.seconds, *one.compute.seconds]
@@ -205,7 +146,7 @@ def measured():
                 receive[...] = send
 
     try:
-        overlap_benchmark.measure(Wrong(comm), 4096, 0.001, ways=["blocking"], repeats=1)
+        overlap.measure_ways(Wrong(comm), 4096, 0.001, ways=["blocking"], repeats=1)
         found["wrong"] = "nothing"
     except RuntimeError as error:
         found["wrong"] = str(error)
@@ -214,7 +155,7 @@ def measured():
 
 @pytest.mark.parametrize("ranks", [2, 3, *long(1)])
 def test_overlap_is_measured_alike_on_all_ranks(tmp_path, ranks):
-    from dlcourse.overlap_benchmark import WAYS
+    from dlcourse.parallel.overlap import WAYS
 
     everyone = on_ranks(ranks, measured, tmp_path, timeout_s=60)
     assert all(one == everyone[0] for one in everyone)
@@ -232,7 +173,7 @@ def test_overlap_is_measured_alike_on_all_ranks(tmp_path, ranks):
 def threads_refused():
     from mpi4py import MPI
 
-    from dlcourse import overlap_benchmark
+    from dlcourse.parallel import overlap
     from dlcourse.parallel.overlap import BucketedOverlap
     from dlcourse.waiting_ranks import SleepingLayers
 
@@ -240,7 +181,7 @@ def threads_refused():
     net = SleepingLayers([0.0], [0.0], [2])
     for call in (
         lambda: BucketedOverlap(net, comm, "overlapped"),
-        lambda: overlap_benchmark.measure(comm, 64, 0.001, ways=["progress_thread"]),
+        lambda: overlap.measure_ways(comm, 64, 0.001, ways=["progress_thread"]),
     ):
         try:
             call()
@@ -248,7 +189,7 @@ def threads_refused():
             found.append(str(error))
     with BucketedOverlap(net, comm, "layerwise") as trainer:
         trainer.step([1.0, 3.0], None)
-    overlap_benchmark.measure(comm, 64, 0.001, ways=["iallreduce"], repeats=1)
+    overlap.measure_ways(comm, 64, 0.001, ways=["iallreduce"], repeats=1)
     return [*found, net.weights[0].tolist()]
 
 

@@ -224,32 +224,6 @@ def test_one_sided_server_counts_and_keeps_every_update(tmp_path, ranks):
     assert on_ranks(ranks, one_sided_training, tmp_path, 60) == [[True] * 4] * ranks
 
 
-def ranks_that_differ():
-    import numpy as np
-    from mpi4py import MPI
-
-    from dlcourse.parallel import parameter_server
-
-    comm, texts = MPI.COMM_WORLD, []
-    for call in (
-        lambda: parameter_server.train(comm, np.zeros(3 + comm.rank), None, 1, None),
-        lambda: parameter_server.train_one_sided(comm, np.zeros(3), None, 1 + comm.rank, 0),
-        lambda: parameter_server.train(comm, np.zeros(3), None, [1, 2], None),
-    ):
-        try:
-            call()
-        except ValueError as error:
-            texts.append(str(error))
-    return texts
-
-
-def test_ranks_that_differ_all_raise(tmp_path):
-    first, second = on_ranks(2, ranks_that_differ, tmp_path, 60)
-    assert first == second
-    assert [text.split(" must")[0] for text in first] == ["`array`", "`array`", "`steps`"]
-    assert "rank 1: shape (4,)" in first[0]
-
-
 # --- unequal workers -----------------------------------------------------------------------------
 
 

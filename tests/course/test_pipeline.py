@@ -5,6 +5,7 @@ Tests dlcourse.parallel.pipeline and dlcourse.parallel.pipeline_schedule.
 
 import itertools
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -209,62 +210,18 @@ def test_stages_on_ranks_equal_the_whole_net(tmp_path, ranks):
         assert case["sent"] == case["bytes"], name
 
 
-def what_is_refused():
-    import os
-
-    os.environ["KERAS_BACKEND"] = "tensorflow"
+def test_what_cannot_be_is_refused():
     import keras
-    import numpy as np
-    from mpi4py import MPI
 
-    from dlcourse.parallel.pipeline import PipelineParallel
-    from dlguide import models
-
-    comm = MPI.COMM_WORLD
-    last = comm.rank == comm.size - 1
-    sgd = lambda: keras.optimizers.SGD(0.1)  # noqa: E731
-    mlp = lambda **more: models.build("mlp", **more)  # noqa: E731
     tiny = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2), keras.layers.Dense(2)])
-    shared = keras.layers.Dense(4, name="twice")
-    start = keras.Input((4,))
-    middle = keras.layers.ReLU(name="relu")(shared(start))
-    twice = keras.Model(start, keras.layers.Dense(2)(keras.layers.ReLU(name="end")(shared(middle))))
-    cuts = ["flatten", "hidden"]
-    pipeline = PipelineParallel(mlp(), comm, sgd, 4)
-    images, labels = np.zeros((10, 28, 28, 1), "f4"), np.zeros(10, "i4")
-    cases = {
-        "stages": lambda: PipelineParallel(tiny, comm, sgd, 4),
-        "differ": lambda: PipelineParallel(mlp(), comm, sgd, 8 if last else 4, cuts=cuts),
-        "shared": lambda: PipelineParallel(twice, comm, sgd, 4, cuts=["relu", "end"]),
-        "split": lambda: PipelineParallel(models.build("mnist_cnn"), comm, sgd, 4, "zb-h1"),
-        "groups": lambda: PipelineParallel(mlp(), comm, sgd, 4, "interleaved", chunks=2),
-        "chunks": lambda: PipelineParallel(tiny, comm, sgd, 3, "interleaved", chunks=2),
-        "divide": lambda: pipeline.step(images, labels),
-    }
-    told = {}
-    for name, call in cases.items():
-        try:
-            call()
-            told[name] = "nothing"
-        except ValueError as error:
-            told[name] = str(error)
-    return told
-
-
-def test_what_cannot_be_is_told_to_all_ranks_alike(tmp_path):
-    everyone = on_ranks(3, what_is_refused, tmp_path, timeout_s=60)
-    assert all(one == everyone[0] for one in everyone)
-    told = everyone[0]
-    assert told["stages"].startswith("`stages` must be at most 2, the pieces")
-    text = "`microbatches` must be equal on all ranks, got 4 on ranks 0, 1 and 8 on rank 2."
-    assert told["differ"] == text
-    assert "leave every weight in one stage" in told["shared"]
-    assert "only dense ones have weights, for zb-h1, got 'layer conv" in told["split"]
-    nearest = "`microbatches` must be a multiple of the 3 stages, got 4. The nearest: 3."
-    assert told["groups"] == nearest
-    assert "`stages` must be at most 2, the pieces" in told["chunks"]
-    assert "`images` must divide into 4 equal microbatches, got 10" in told["divide"]
-    assert "The nearest number: 5." in told["divide"]
+    with pytest.raises(ValueError, match="`stages` must be at most 2, the pieces"):
+        pipeline.balance(tiny, 3)
+    must = "`microbatches` must be a multiple of the 3 stages, got 4. The nearest: 3."
+    with pytest.raises(ValueError, match=must):
+        pipeline_schedule.order("interleaved", 0, 3, 4, 2)
+    must = "`images` must divide into 4 equal microbatches, got 10. The nearest number: 5."
+    with pytest.raises(ValueError, match=must):
+        pipeline.PipelineParallel._cut_batch(SimpleNamespace(microbatches=4, uneven=False), 10)
 
 
 def clocks_that_differ():

@@ -210,7 +210,7 @@ def products_of_split_stages():
         start = x = keras.Input((6,))
         for units in (5, 4):
             x = keras.layers.Dense(units, activation)(x)
-        stage = _SplitStage(keras.Model(start, x), 1, 3, _cross_entropy)
+        stage = _SplitStage(keras.Model(start, x), 1, 3, _cross_entropy, False)
         stage.compute(Work("forward", 0), np.ones((3, 6), "f4"), None)
         stage.compute(Work("backward", 0), np.ones((3, 4), "f4"), None)
         graph = stage._weights.get_concrete_function(*stage.held[0]).graph

@@ -36,7 +36,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide.collectives import alltoall
-from dlguide.collectives.agreement import agree_or_raise
 from dlguide.collectives.buffers import TAG, exchange, flatten, message
 from dlguide.errors import require, require_divisible, require_known
 
@@ -134,9 +133,9 @@ def ring_attention(
         tuple: outputs in the shape of the queries, and what `ring_attention_backward` needs.
 
     Raises:
-        ValueError: on all ranks alike, when shapes do not fit or differ.
+        ValueError: when the numbers of heads or of positions do not fit.
     """
-    _require_fitting(queries, keys, values, comm, SHARDINGS[sharding])
+    _require_fitting(queries, keys, comm.size, SHARDINGS[sharding])
     batch, heads, own, width = queries.shape
     grouped = (batch, keys.shape[1], heads // keys.shape[1], own, width)
     # the scale of the scores is taken once
@@ -216,13 +215,10 @@ def ulysses_attention(
 
     Positions are in contiguous parts; the ranks must divide both numbers of heads. Arguments and
     results are those of `ring_attention`, for `ulysses_attention_backward`.
-
-    Raises:
-        ValueError: on all ranks alike, when shapes do not fit or differ.
     """
     from mpi4py import MPI
 
-    _require_fitting(queries, keys, values, comm, parts=1, by_heads=True)
+    _require_fitting(queries, keys, comm.size, by_heads=True)
     by_heads = [_to_heads(each, comm) for each in (queries, keys, values)]
     outputs, cache = ring_attention(*by_heads, MPI.COMM_SELF, "contiguous", tile)
     return _to_positions(outputs, comm), cache
@@ -239,25 +235,17 @@ def ulysses_attention_backward(
 
 
 def _require_fitting(
-    queries: np.ndarray,
-    keys: np.ndarray,
-    values: np.ndarray,
-    comm: Comm,
-    parts: int,
-    by_heads: bool = False,
+    queries: np.ndarray, keys: np.ndarray, ranks: int, parts: int = 1, by_heads: bool = False
 ) -> None:
-    shapes = [(each.shape, str(each.dtype)) for each in (queries, keys, values)]
-    with agree_or_raise(comm, {"shapes": shapes}):
-        (_, heads, own, _), key_heads = queries.shape, keys.shape[1]
-        divisors = [each for each in range(1, heads + 1) if heads % each == 0]
-        nearest = min(divisors, key=lambda each: abs(each - key_heads))
-        must, then = f"divide the {heads} heads of the queries", f"Take {nearest}."
-        require(key_heads in divisors, "heads of the keys", must, key_heads, then)
-        # the whole length is known here by what each rank holds
-        require_divisible(comm.size * own, "length", comm.size, parts)
-        if by_heads:
-            require_divisible(heads, "heads", comm.size)
-            require_divisible(key_heads, "heads of the keys", comm.size)
+    heads, own, key_heads = *queries.shape[1:3], keys.shape[1]
+    divisors = [each for each in range(1, heads + 1) if heads % each == 0]
+    nearest = min(divisors, key=lambda each: abs(each - key_heads))
+    must, then = f"divide the {heads} heads of the queries", f"Take {nearest}."
+    require(key_heads in divisors, "heads of the keys", must, key_heads, then)
+    require_divisible(ranks * own, "length", ranks, parts)
+    if by_heads:
+        require_divisible(heads, "heads", ranks)
+        require_divisible(key_heads, "heads of the keys", ranks)
 
 
 def _parts(length: int, ranks: int, rank: int, sharding: str) -> list[range]:

@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlguide.collectives import alltoall
-from dlguide.collectives.agreement import agree_or_raise
 from dlguide.errors import require, require_divisible
 
 if TYPE_CHECKING:
@@ -44,12 +43,11 @@ class Routing:
     """Where the tokens of one forward pass went, and what the backward pass needs of them.
 
     `load` counts the choices of each expert, `dropped` those that found no place, both over all
-    ranks; `balance_loss` is 1 when choices and scores are spread evenly, E / k at worst.
+    ranks.
     """
 
     load: np.ndarray
     dropped: int
-    balance_loss: float
     tokens: np.ndarray
     scores: np.ndarray
     chosen: tuple[np.ndarray, ...]  # token, expert and place of each choice, and whether kept
@@ -82,7 +80,7 @@ class MixtureOfExperts:
         seed: the initial weights depend on it, and not on the number of ranks.
 
     Raises:
-        ValueError: on all ranks alike, when the ranks do not divide the experts.
+        ValueError: when the ranks do not divide the experts.
     """
 
     def __init__(
@@ -119,11 +117,9 @@ class MixtureOfExperts:
         """Return the outputs for this rank's tokens, and how they were routed.
 
         Raises:
-            ValueError: on all ranks alike, when shapes differ or an expert would have less than
-                one place.
+            ValueError: when an expert would have less than one place.
         """
-        with agree_or_raise(self.comm, {"tokens": tokens.shape}):
-            places = capacity(len(tokens), self.experts, self.k, self.capacity_factor)
+        places = capacity(len(tokens), self.experts, self.k, self.capacity_factor)
         logits = tokens @ self.router
         scores = np.exp(logits - logits.max(axis=1, keepdims=True))
         scores /= scores.sum(axis=1, keepdims=True)
@@ -140,12 +136,8 @@ class MixtureOfExperts:
         hidden = np.maximum(arrived @ self.up, 0)
         answers = self._to_tokens(hidden @ self.down)
         outputs = scores[token, expert][:, None] * self._from_slots(answers, chosen)
-        sums = np.concatenate([counts, scores.sum(axis=0), [np.sum(~kept), len(tokens)]])
-        load, score_sums, (dropped, everyone) = np.split(
-            self.comm.allreduce(sums), [self.experts, 2 * self.experts]
-        )
-        loss = self.experts * (load / load.sum()) @ (score_sums / everyone)
-        routed = load.astype(int), int(dropped), float(loss)
+        *load, dropped = self.comm.allreduce(np.array([*counts, np.sum(~kept)]))
+        routed = np.array(load), int(dropped)
         routing = Routing(*routed, tokens, scores, chosen, arrived, hidden, answers)
         return self._per_token(outputs), routing
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide.collectives import allreduce
-from dlguide.errors import require, require_known
+from dlguide.errors import require
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -40,13 +40,10 @@ class RankMesh:
 
     Args:
         mesh: number of ranks along each dimension, such as "rows:2, cols:2" or a mapping.
-
     """
 
     def __init__(self, comm: Comm, mesh: str | Mapping[str, int]) -> None:
         self.comm, self.mesh = comm, _counts(mesh)
-        ranks = prod(self.mesh.values())
-        require(ranks == comm.size, "mesh", f"have {comm.size} ranks as `comm` has", ranks)
         self.coordinates = _coordinates(self.mesh, comm.rank)
         self._along: dict[frozenset[str], Comm] = {}
 
@@ -76,7 +73,6 @@ class RankMesh:
 
 def copies_mesh(comm: Comm, copies: int) -> RankMesh:
     """Arrange the ranks in a grid "data", "model" of so many copies of a net; all must call."""
-    require(comm.size % copies == 0, "copies", f"divide the {comm.size} ranks", copies)
     return RankMesh(comm, {"data": copies, "model": comm.size // copies})
 
 
@@ -91,8 +87,8 @@ class MeshLayout:
         rules: the dimensions that are divided, and along what, such as "batch:rows".
 
     Raises:
-        ValueError: when a name is unknown, a size does not divide, or one operation has two
-            dimensions along one dimension of the grid.
+        ValueError: when a size does not divide, or one operation has two dimensions along one
+            dimension of the grid.
     """
 
     def __init__(
@@ -104,8 +100,7 @@ class MeshLayout:
     ) -> None:
         self.sizes, self.mesh, self.rules = _counts(sizes), _counts(mesh), _pairs(rules)
         for name, along in self.rules.items():
-            require_known(name, self.sizes, "rules")
-            ranks = self.mesh[require_known(along, self.mesh, "rules")]
+            ranks = self.mesh[along]
             must = f"divide {name} into {ranks} equal parts along {along}"
             divides = self.sizes[name] % ranks == 0
             require(divides, "rules", must, f"{name} of size {self.sizes[name]}")
@@ -133,8 +128,6 @@ class MeshLayout:
         return tuple(sorted(self.rules[name] for name in summed if name in self.rules))
 
     def _check(self, operation: str) -> None:
-        for name in _names(operation):
-            require_known(name, self.sizes, "operations")
         for along in self.mesh:
             both = [name for name in _names(operation) if self.rules.get(name) == along]
             must = f'divide one dimension of "{operation}" along {along} at most'
@@ -164,14 +157,6 @@ def einsum(equation: str, *parts: np.ndarray, layout: MeshLayout, ranks: RankMes
     if over:
         own = allreduce(own, ranks.along(*over), check=False)
     return own.reshape(layout.part_shape(result))
-
-
-def gather(part: np.ndarray, tensor: str, layout: MeshLayout, comm: Comm) -> np.ndarray:
-    """Return the whole of a tensor on all ranks; every rank must call, with its own part."""
-    whole = np.empty([layout.sizes[name] for name in _names(tensor)], part.dtype)
-    for rank, each in enumerate(comm.allgather(part)):
-        whole[layout.slices(tensor, rank)] = each
-    return whole
 
 
 def _names(operation: str) -> list[str]:

@@ -24,8 +24,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide.collectives import allreduce_ring, broadcast_tree, parts
-from dlguide.collectives.agreement import require_equal_buffers
-from dlguide.errors import require, require_known
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -97,14 +95,6 @@ def train(
     """
     workers, join_s = comm.size - servers, join_s or {}
     each = (steps,) * workers if np.ndim(steps) == 0 else tuple(steps)
-    require_known(mode, MODES, "mode")
-    require(workers > 0, "servers", f"leave a worker among the {comm.size} ranks", servers)
-    # the other modes wait for absent workers, a group for its members
-    alike = (mode == "asynchronous" and group == 1) or (not join_s and len(set(each)) == 1)
-    must = "be equal for all workers, who all begin at once, unless asynchronous and without groups"
-    require(alike, "steps", must, each)
-    asked = {"mode": mode, "servers": servers, "bound": bound, "leave_out": leave_out}
-    require_equal_buffers(comm, weights, **asked, group=group, steps=each, joining=[*join_s])
     # the workers of a group sum among themselves; the servers' own group is not used
     team = comm.Split(comm.rank // group if comm.rank < workers else comm.size, comm.rank)
     started = perf_counter()
@@ -160,7 +150,6 @@ def train_one_sided(
     """
     from mpi4py import MPI
 
-    require_equal_buffers(comm, weights, steps=steps, server=server)
     here = comm.rank == server
     # the number of updates, then the weights: both are aligned
     counter, behind = np.int64, 8

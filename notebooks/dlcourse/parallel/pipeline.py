@@ -19,7 +19,7 @@ from dlcourse.parallel import pipeline_schedule
 from dlcourse.parallel.mesh import copies_mesh
 from dlcourse.parallel.pipeline_schedule import BACKWARD, FORWARD, WEIGHTS, PipelineCell, Work
 from dlguide.collectives import allreduce
-from dlguide.collectives.agreement import agree_or_raise, clock_offset, require_equal
+from dlguide.collectives.agreement import clock_offset
 from dlguide.collectives.buffers import flatten, message
 from dlguide.data.datasets import shard
 from dlguide.errors import require
@@ -82,8 +82,7 @@ class PipelineParallel:
         chunks: pieces of the net on each rank, for "interleaved".
 
     Raises:
-        ValueError: on all ranks alike, when the net cannot be cut there, or an argument differs
-            between ranks.
+        ValueError: when the net cannot be cut there.
     """
 
     def __init__(
@@ -100,24 +99,18 @@ class PipelineParallel:
         copies: int = 1,
         chunks: int = 1,
     ) -> None:
-        require_equal(comm, microbatches=microbatches, schedule=schedule, cuts=cuts, chunks=chunks)
         self.mesh = copies_mesh(comm, copies)
         comm = self.comm = self.mesh.along("model")
-        with agree_or_raise(comm):
-            self.order = pipeline_schedule.order(
-                schedule, comm.rank, comm.size, microbatches, chunks
-            )
-            pieces = comm.size * chunks
-            self.cuts = balance(model, pieces) if cuts is None else tuple(cuts)
-            own = cut(model, self.cuts)[comm.rank :: comm.size]
-            self.costs = stage_costs(model, self.cuts)
-            kind = _SplitStage if schedule == "zb-h1" else _Stage
-            self.stages = [
-                kind(
-                    piece, chunk * comm.size + comm.rank, pieces, loss or _cross_entropy, recompute
-                )
-                for chunk, piece in enumerate(own)
-            ]
+        self.order = pipeline_schedule.order(schedule, comm.rank, comm.size, microbatches, chunks)
+        pieces = comm.size * chunks
+        self.cuts = balance(model, pieces) if cuts is None else tuple(cuts)
+        own = cut(model, self.cuts)[comm.rank :: comm.size]
+        self.costs = stage_costs(model, self.cuts)
+        kind = _SplitStage if schedule == "zb-h1" else _Stage
+        self.stages = [
+            kind(piece, chunk * comm.size + comm.rank, pieces, loss or _cross_entropy, recompute)
+            for chunk, piece in enumerate(own)
+        ]
         self.optimizer = optimizer()
         self.microbatches, self.schedule, self.uneven = microbatches, schedule, uneven
         self.variables = [v for stage in self.stages for v in stage.model.trainable_variables]
@@ -143,16 +136,15 @@ class PipelineParallel:
         was measured of this rank's copy.
 
         Raises:
-            ValueError: on all ranks alike, when the batch cannot be cut into microbatches.
+            ValueError: when the batch cannot be cut into microbatches.
         """
         import tensorflow as tf
         from mpi4py import MPI
 
         copies, samples = self.mesh.along("data"), len(images)
-        with agree_or_raise(self.mesh.comm):
-            part = shard(samples, copies.rank, copies.size)
-            images, labels = images[part], labels[part]
-            microbatches = self._cut_batch(len(images))
+        part = shard(samples, copies.rank, copies.size)
+        images, labels = images[part], labels[part]
+        microbatches = self._cut_batch(len(images))
         for stage in self.stages:
             stage.begin()
         cells: list[PipelineCell] = []
@@ -244,7 +236,7 @@ class _Stage:
         place: int,
         pieces: int,
         loss: Callable[[Any, Any], Any],
-        recompute: bool = False,
+        recompute: bool,
     ) -> None:
         self.model, self.place, self.recompute = model, place, recompute
         self.first, self.last, self.loss_of = place == 0, place == pieces - 1, loss
@@ -331,14 +323,9 @@ class _SplitStage(_Stage):
     """
 
     def _compile(self) -> None:
-        import keras
         import tensorflow as tf
 
         layers = [node.operation for node in _layer_nodes(self.model)]
-        for layer in layers:
-            dense = isinstance(layer, keras.layers.Dense) or not layer.weights
-            must = "be a chain of layers, of which only dense ones have weights, for zb-h1"
-            require(dense, "model", must, f"layer {layer.name}")
         self.dense = [layer for layer in layers if layer.weights]
 
         @tf.function(autograph=False)
@@ -475,12 +462,7 @@ def cut(model: keras.Model, cuts: Sequence[str]) -> list[keras.Model]:
         known = f"be layers with a cut behind them ({', '.join(points)})"
         require(name in points, "cuts", known, name)
     tensors = [graph.inputs[0], *(points[name] for name in cuts), graph.outputs[0]]
-    parts = [keras.Model(*ends) for ends in pairwise(tensors)] if cuts else [model]
-    weights = [id(weight) for part in parts for weight in part.weights]
-    then = "Let the layers that share one be in one stage."
-    alone = len(weights) == len(set(weights))
-    require(alone, "cuts", "leave every weight in one stage", tuple(cuts), then)
-    return parts
+    return [keras.Model(*ends) for ends in pairwise(tensors)] if cuts else [model]
 
 
 def balance(model: keras.Model, stages: int) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from dlguide.errors import require, require_known
+from dlguide.errors import require
 
 FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
 
@@ -139,13 +139,10 @@ def order(name: str, stage: int, stages: int, microbatches: int, chunks: int = 1
         chunks: pieces of the net on each stage; at least 2 for "interleaved", 1 for the others.
 
     Raises:
-        ValueError: when the name is unknown, or the microbatches of "interleaved" do not divide
-            into groups of one for each stage.
+        ValueError: when the microbatches of "interleaved" do not divide into groups of one for
+            each stage.
     """
-    require_known(name, ORDERS, "schedule")
     if name != "interleaved":
-        then = 'Take `schedule="interleaved"`.'
-        require(chunks == 1, "chunks", f"be 1 with the schedule {name}", chunks, then)
         return ORDERS[name](stage, stages, microbatches)
     nearest = max(1, round(microbatches / stages)) * stages
     must, then = f"be a multiple of the {stages} stages", f"The nearest: {nearest}."

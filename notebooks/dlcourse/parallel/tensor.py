@@ -17,7 +17,6 @@ import numpy as np
 
 from dlcourse.parallel.mesh import copies_mesh
 from dlguide.collectives import allreduce
-from dlguide.collectives.agreement import agree_or_raise
 from dlguide.data.datasets import shard
 from dlguide.errors import require
 
@@ -107,7 +106,7 @@ class TensorParallelModel:
             Several copies of several ranks make communicators, which `mesh.free()` frees.
 
     Raises:
-        ValueError: on all ranks alike, when a layer cannot be cut.
+        ValueError: when a layer cannot be cut.
     """
 
     def __init__(
@@ -124,8 +123,7 @@ class TensorParallelModel:
         self.cuts: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
         self.parts: dict[str, list[Any]] = {}
         self.sent: list[tuple[str, str, int]] = []
-        with agree_or_raise(comm):
-            self._cut()
+        self._cut()
         # this rank's parts, kernel and bias of each layer in order
         self.variables = [part for parts in self.parts.values() for part in parts]
         self.velocities = [np.zeros_like(part.numpy()) for part in self.variables]
