@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from dlcourse import box
 from dlcourse.box import Support
 from dlguide.cluster import Cluster, RankError, processes
 from dlguide.errors import MissingComponentError
+from dlguide.files import cache_folder
 from dlguide.machine import describe
 
 pytestmark = pytest.mark.timeout(120)
@@ -73,6 +75,15 @@ cluster.run(lambda comm: comm.Barrier())
 print(hosts.folder, hosts.switch.pid, *hosts.pids, *(e["pid"] for e in cluster.engines), flush=True)
 cluster.run(lambda comm: __import__("time").sleep(100))
 """
+
+
+def test_no_other_user_can_take_the_lock_of_a_box():
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind(f"\0dlguide-box-{os.getuid()}")  # names like this one are everybody's
+        with box._only_box(), pytest.raises(RuntimeError, match="There is a box on this machine"):
+            box._only_box()
+    place = cache_folder() / "locks"
+    assert (place.stat().st_uid, place.stat().st_mode & 0o777) == (os.geteuid(), 0o700)
 
 
 @needs_hosts
