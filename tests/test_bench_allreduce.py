@@ -98,9 +98,7 @@ def test_the_command_prints_shares_of_the_limit(capsys):
 def test_the_command_writes_numbers_plot_and_table(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("DLGUIDE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(limits, "load", lambda: LIMITS)
-    allreduce_command(
-        1, "64,1K", 1, horovod=False, library_algorithms=False, output=tmp_path / "out"
-    )
+    allreduce_command(1, "64,1K", 1, horovod=False, output=tmp_path / "out")
     record = json.loads((tmp_path / "out" / "allreduce.json").read_text())
     assert {point["nbytes"] for point in record["points"]} == {64, 1024}
     assert (tmp_path / "out" / "allreduce.png").exists()

@@ -279,10 +279,3 @@ def test_kernel_of_another_environment_is_reported(tmp_path, monkeypatch):
     finding = software.jupyter(LIMIT_S)
     assert finding.ok is False
     assert finding.fix.endswith("-m ipykernel install --sys-prefix")
-
-
-def test_libraries_that_do_the_work_are_named():
-    finding = software.libraries(60)
-    assert finding.ok is True, finding
-    for role in ("BLAS: ", "deep learning: ", "threads: ", "messages: MPI", "TensorFlow"):
-        assert role in finding.found

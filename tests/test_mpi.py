@@ -114,10 +114,6 @@ def test_an_mpi_that_is_not_installed_is_refused_with_the_next_step(start, tmp_p
         (lambda: Cluster(2, mpi="openmp"), "one of intel, mpich, openmpi, .* Did you mean openmpi"),
         (lambda: allreduce_command(mpi="mpich, mpich"), "name at least one MPI, each once"),
         (lambda: run_script(__file__, mpi="mvapich"), "`mpi` must be one of intel, mpich"),
-        (
-            lambda: allreduce_command(mpi="mpich", library_algorithms=True),
-            "`mpi` must not be given with library_algorithms",
-        ),
     ],
 )
 def test_bad_names_are_refused(start, text, tmp_path, monkeypatch):

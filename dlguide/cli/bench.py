@@ -63,9 +63,6 @@ def allreduce_command(
     sizes: Annotated[str, typer.Option(help="Bytes, as 8,1024,4M; default 8 to 64M.")] = "",
     repeats: Annotated[int, typer.Option(help="Samples of each.")] = 7,
     horovod: Annotated[bool, typer.Option(help="Measure Horovod's too.")] = True,
-    library_algorithms: Annotated[
-        bool, typer.Option(help="The MPI library's own algorithms, one by one.")
-    ] = False,
     mpi: Annotated[
         str, typer.Option(help="The libraries of several MPIs in turns: mpich,openmpi,intel.")
     ] = "",
@@ -86,7 +83,6 @@ def allreduce_command(
     require_writable(output, "output")
     asked = [_bytes(word) for word in sizes.split(",")] if sizes else list(comparison.SIZES)
     mpis = [word.strip() for word in mpi.split(",")] if mpi else []
-    require(not (mpis and library_algorithms), "mpi", "not be given with library_algorithms", mpi)
     for each in mpis:
         find_mpi(each)
     stored = stored_limits()
@@ -96,23 +92,19 @@ def allreduce_command(
         (output / "allreduce-mpis.json").write_text(json.dumps(dataclasses.asdict(found)))
         draw(plots.allreduce_shares(found.points, bounds), output / "allreduce-mpis")
         return
-    if library_algorithms:
-        found = comparison.library_algorithms(ranks, asked, repeats, oversubscribe)
-    else:
-        found = comparison.allreduce(
-            ranks, asked, repeats=repeats, horovod=horovod, oversubscribe=oversubscribe
-        )
+    found = comparison.allreduce(
+        ranks, asked, repeats=repeats, horovod=horovod, oversubscribe=oversubscribe
+    )
     _print_allreduce(found, stored.with_memory_now([ranks * nbytes for nbytes in asked]))
     table = published.load("allreduce_hoti17")
     print(
         f"Grey in the plot: {table[0]['gpus']} GPUs in 2017 (Panda et al., Hot Interconnects 25); "
         "which library's column the text kept is not certain, most probably MVAPICH2-GDR's."
     )
-    name = "allreduce-library" if library_algorithms else "allreduce"
-    (output / f"{name}.json").write_text(json.dumps(dataclasses.asdict(found)))
+    (output / "allreduce.json").write_text(json.dumps(dataclasses.asdict(found)))
     others = [(row["bytes"], row["us"] / 1e6) for row in table if row["bytes"] <= max(asked)]
-    draw(plots.allreduce(found.seconds(), ranks, others), output / name)
-    if keep and not library_algorithms:
+    draw(plots.allreduce(found.seconds(), ranks, others), output / "allreduce")
+    if keep:
         path = autotune.save_table(found.table())
         print(f"collectives.allreduce on {ranks} ranks chooses by {path}")
 

@@ -25,7 +25,6 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("Two ranks", mpi.two_ranks),
     ("Jupyter", software.jupyter),
     ("Compiler", software.compiler),
-    ("Libraries", software.libraries),
     ("Cores", host.cores),
     ("oneDNN", host.onednn),
     ("Memory", host.memory),

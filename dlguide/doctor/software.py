@@ -13,7 +13,6 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from dlguide import commands, preflight
-from dlguide.doctor import mpi
 from dlguide.doctor.result import CheckResult
 from dlguide.install_horovod import HOROVOD_VERSION, installed_version
 
@@ -36,16 +35,6 @@ try:
 finally:
     client.stop_channels()
     manager.shutdown_kernel(now=True)
-"""
-
-LIBRARIES = f"""{mpi.SITE}
-import contextlib, numpy
-with contextlib.suppress(ModuleNotFoundError):
-    import onnxruntime
-{mpi.LOADERS["mpi4py"]}{mpi.TENSORFLOW}
-from dlcourse import onednn
-for line in onednn.library_summary(onednn.loaded_libraries()).splitlines():
-    print("DOCTOR", line)
 """
 
 
@@ -105,16 +94,6 @@ def jupyter(limit_s: float) -> CheckResult:
         found = f"the kernel python3 belongs to another environment, {prefix}"
         return CheckResult("Jupyter", False, found, own_kernel)
     return CheckResult("Jupyter", True, f"JupyterLab {lab}; kernel starts; ipyparallel {version}")
-
-
-def libraries(limit_s: float) -> CheckResult:
-    """List the BLAS, deep learning, thread and message libraries that the packages load."""
-    done = commands.run([sys.executable, "-c", LIBRARIES], limit_s, commands.without_mpi())
-    lines = re.findall(r"^DOCTOR (.*)$", done.output, re.M)
-    if lines:
-        return CheckResult("Libraries", True, "; ".join(lines))
-    how = done.tail(1) if done.status is not None else f"no answer within {limit_s:g} s"
-    return CheckResult("Libraries", None, f"could not be loaded together: {how[:200]}", _setup())
 
 
 def _requirements() -> list[Requirement]:

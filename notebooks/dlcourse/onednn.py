@@ -28,6 +28,8 @@ from typing import Any
 import numpy as np
 
 from dlguide import commands
+from dlguide.doctor import mpi
+from dlguide.doctor.result import CheckResult
 from dlguide.errors import require, require_known
 from dlguide.machine import describe, onednn_state
 from dlguide.machine.onednn_switch import VARIABLE
@@ -570,3 +572,25 @@ def rates_of(log: VerboseLog, level: str, size: int) -> list[MatmulRate]:
         rates = tuple(2 * size**3 / best for best in turns.values())
         found[format] = MatmulRate(level, format, kernel, rates)
     return [found[format] for format in ("fp32", "bf16", "int8") if format in found]
+
+
+_LOADED = f"""{mpi.SITE}
+import contextlib, numpy
+from dlcourse import onednn
+with contextlib.suppress(ModuleNotFoundError):
+    import onnxruntime
+{mpi.LOADERS["mpi4py"]}{mpi.TENSORFLOW}
+for line in onednn.library_summary(onednn.loaded_libraries()).splitlines():
+    print("DOCTOR", line)
+"""
+
+
+def check_libraries(limit_s: float) -> CheckResult:
+    """List the BLAS, deep learning, thread and message libraries, for `dlguide doctor`."""
+    done = commands.run([sys.executable, "-c", _LOADED], limit_s, commands.without_mpi())
+    lines = re.findall(r"^DOCTOR (.*)$", done.output, re.M)
+    if lines:
+        return CheckResult("Libraries", True, "; ".join(lines))
+    how = done.tail(1) if done.status is not None else f"no answer within {limit_s:g} s"
+    found = f"could not be loaded together: {how[:200]}"
+    return CheckResult("Libraries", None, found, "make setup")

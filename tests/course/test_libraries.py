@@ -86,3 +86,10 @@ def test_numpy_s_blas_is_seen_here_once_it_is_loaded():
     for word, name in {"openblas": "OpenBLAS", "mkl": "MKL", "blis": "BLIS"}.items():
         if word in blas:
             assert name in found
+
+
+def test_libraries_that_do_the_work_are_named():
+    finding = onednn.check_libraries(60)
+    assert finding.ok is True, finding
+    for role in ("BLAS: ", "deep learning: ", "threads: ", "messages: MPI", "TensorFlow"):
+        assert role in finding.found
