@@ -173,8 +173,13 @@ exec nsenter --target "$(cat FOLDER/$host)" --net --uts --mount --ipc --wd="$PWD
     sh -c "mount --bind FOLDER/boot /proc/sys/kernel/random/boot_id && $*"
 """
 ATTACHED = """
-import os, signal, socket, sys
+import builtins, os, signal, socket, sys, time
+import ipyparallel
 from dlguide.cluster import Cluster, RankError
+
+def notes_signals():
+    builtins.seen = []
+    signal.signal(signal.SIGUSR1, lambda *_: builtins.seen.append(1))
 
 def where(comm):
     return comm.allgather(socket.gethostname()), comm.allreduce(comm.rank)
@@ -194,6 +199,11 @@ def waits(comm):
         comm.recv(source=1)
 
 with Cluster.attach("default") as cluster:
+    cluster.run(notes_signals)
+    ipyparallel.Cluster.from_file().signal_engines_sync(signal.SIGUSR1)
+    deadline = time.monotonic() + 10
+    while cluster.run(lambda: builtins.seen) != [[1], [1]]:
+        assert time.monotonic() < deadline
     for name in sys.argv[1:]:
         print("ANSWER", cluster.run(where))
         try:
