@@ -87,6 +87,16 @@ class Timeline:
         """Messages per round; 0.0 without messages."""
         return len(self.messages) / self.rounds if self.rounds else 0.0
 
+    def seconds(self) -> dict[str, float]:
+        """Return for each phase the time in which at least one tensor was in it (s).
+
+        Eight tensors in one buffer are copied once. Phases of different tensors may overlap.
+        """
+        return {
+            phase: total_s((e.start_s, e.end_s) for e in self.events if e.phase == phase)
+            for phase in PHASES
+        }
+
     def matching(self, text: str) -> Timeline:
         """Keep the tensors whose names contain a text; messages with one of them are kept whole.
 

@@ -173,11 +173,8 @@ class Lustre:
         """Return the time of each part (s); leaves out caches, locks and other users."""
         busy = self.busy(reads, clients)
         operations = (reads.opens + reads.requests) / clients.count
-        opens_per_s = min(
-            self.metadata_servers * self.opens_per_s, clients.count * self.client_opens_per_s
-        )
         return {
-            "metadata": reads.opens / opens_per_s,
+            "metadata": reads.opens / self.opens_of(clients.count),
             "requests": reads.requests / (busy * self.requests_per_s),
             "bandwidth": reads.nbytes / (busy * self.bytes_per_s),
             "client link": reads.nbytes / clients.count / clients.bytes_per_s,
@@ -188,6 +185,10 @@ class Lustre:
         """Count the targets that work at once: limited by files, stripes and open requests."""
         pieces = reads.files * min(self.stripe_count, math.ceil(reads.file_nbytes / STRIPE_NBYTES))
         return min(self.targets, pieces, clients.count * clients.in_flight)
+
+    def opens_of(self, clients: int) -> float:
+        """Opens per second that so many clients get together."""
+        return min(self.metadata_servers * self.opens_per_s, clients * self.client_opens_per_s)
 
 
 @dataclass(frozen=True)

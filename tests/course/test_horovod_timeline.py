@@ -70,11 +70,6 @@ def written(tmp_path, records, cut=None):
     return path
 
 
-def seconds(recorded, phase):
-    """The time in which at least one tensor was in a phase."""
-    return timeline.total_s((e.start_s, e.end_s) for e in recorded.events if e.phase == phase)
-
-
 def test_events_messages_and_seconds_are_those_of_the_file(tmp_path):
     recorded = timeline.read(written(tmp_path, two_rounds()))
     assert recorded.started_unix_s == pytest.approx(ZERO)
@@ -88,7 +83,7 @@ def test_events_messages_and_seconds_are_those_of_the_file(tmp_path):
     # the tensor in the same buffer begins and ends 1 µs later: it adds 1 µs, not its own time
     us = {"EXCHANGE": 801, "COPY_IN": 101, "COPY_OUT": 61, "NEGOTIATION": 201, "WAITING": 101}
     for part, expected in us.items():
-        assert seconds(recorded, getattr(timeline, part)) == pytest.approx(2e-6 * expected), part
+        assert recorded.seconds()[getattr(timeline, part)] == pytest.approx(2e-6 * expected), part
 
 
 def test_messages_that_run_at_the_same_time_stay_apart(tmp_path):
@@ -99,7 +94,7 @@ def test_messages_that_run_at_the_same_time_stay_apart(tmp_path):
     records += [end(1, 20), end(1, 21), end(2, 30), end(2, 31)]
     recorded = timeline.read(written(tmp_path, records))
     assert [message.tensors for message in recorded.messages] == [("a",), ("b",)]
-    assert seconds(recorded, timeline.EXCHANGE) == pytest.approx(19e-6)
+    assert recorded.seconds()[timeline.EXCHANGE] == pytest.approx(19e-6)
     for _ in range(2):  # in one microsecond
         for pid in (1, 2):
             records += [begin(pid, name, 100) for name in ("ALLREDUCE", "MPI_ALLREDUCE")]
@@ -212,7 +207,7 @@ def test_a_real_run_shows_every_gradient_and_what_was_fused(tmp_path, environmen
     steps = recorded.steps(run)
     for step in steps:  # one clock: each exchange lies in its step
         assert len(gradients.between(*step).messages) == messages
-    copied = seconds(gradients, timeline.COPY_IN) > 0
+    copied = gradients.seconds()[timeline.COPY_IN] > 0
     assert copied == (messages == 1), "what travels alone is not copied"
     by_hand = timeline.read(tmp_path / "by_hand.json")
     assert by_hand.tensors == ("inside",)
