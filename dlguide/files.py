@@ -117,7 +117,8 @@ def file_lock(path: str | os.PathLike, wait: bool) -> Iterator[None]:
         NoLocksError: when the file system has no locks.
     """
     path = Path(path)
-    lock = filelock.FileLock(path, mode=0o644, fallback_to_soft=False)
+    of_group = path.parent.stat().st_mode & 0o022 == stat.S_IWGRP  # who may read a file may lock it
+    lock = filelock.FileLock(path, mode=0o660 if of_group else 0o600, fallback_to_soft=False)
     try:
         lock.acquire(blocking=wait)
     except filelock.Timeout:

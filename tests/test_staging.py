@@ -317,6 +317,11 @@ def test_a_copy_is_for_this_user_alone_and_that_of_another_one_is_not_used(tmp_p
     for how in ({}, {"quick": True}, {"replace": True}):
         with pytest.raises(ValueError, match=rf"`target` .*of this user or root, .*of user {me}"):
             staging.stage(source, target, **how)
+    if os.geteuid() == 0:
+        shutil.rmtree(target)
+        os.chown(target.with_name(".copy.lock"), me, -1)  # it could be held by its owner for ever
+        with pytest.raises(ValueError, match=rf"`target` .*\.copy\.lock of user {me}"):
+            staging.stage(source, target)
 
 
 def test_a_lock_left_by_a_killed_process_is_free_and_a_held_one_names_its_process(tmp_path):
@@ -331,6 +336,14 @@ def test_a_lock_left_by_a_killed_process_is_free_and_a_held_one_names_its_proces
     inode = path.stat().st_ino  # it stays: one that waits holds this file, not another one
     with file_lock(path, wait=False):
         assert path.stat().st_ino == inode
+
+
+@pytest.mark.parametrize(("folder", "lock"), [(0o755, 0o600), (0o775, 0o660), (0o1777, 0o600)])
+def test_a_lock_is_for_those_who_may_write_into_its_folder(folder, lock, tmp_path):
+    tmp_path.chmod(folder)
+    with file_lock(tmp_path / "x.lock", wait=False):
+        # whoever may open a file, if only to read it, can lock it
+        assert (tmp_path / "x.lock").stat().st_mode & 0o777 == lock
 
 
 def test_a_lock_that_many_want_is_never_held_twice(tmp_path):

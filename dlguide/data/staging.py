@@ -158,7 +158,12 @@ def _stage(
     _require_apart(given, final)
     require_folder(given)
     require_writable(final.parent, "target")
-    with file_lock(final.with_name(f".{final.name}.lock"), wait=True):
+    lock = final.with_name(f".{final.name}.lock")
+    for path in filter(os.path.lexists, (final, lock)):
+        owner, must = os.lstat(path).st_uid, "be of this user or root"
+        then = "Its owner can change it: choose another."
+        require(owner in (0, os.geteuid()), "target", must, f"{path} of user {owner}", then)
+    with file_lock(lock, wait=True):
         files = list_files(given)  # the source may have changed while we waited
         total = sum(file.nbytes for file in files)
         partial, before = (final.with_name(f".{final.name}.{what}") for what in ("partial", "old"))
@@ -167,10 +172,6 @@ def _stage(
         with reporting(progress, f"staging {final.name}") as report:
             what = "there is nothing"
             if there := os.path.lexists(final):
-                owner = os.lstat(final).st_uid
-                must, then = "be of this user or root", "Its owner can change it: choose another."
-                trusted = owner in (0, os.geteuid())
-                require(trusted, "target", must, f"{final} of user {owner}", then)
                 what = _difference(files, final, quick, adding(report, total))
                 must = "hold nothing, or a whole copy of the source"
                 then = "Remove it, choose another target, or use `replace=True`."
