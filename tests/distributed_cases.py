@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import sys
 import warnings
 from pathlib import Path
@@ -43,6 +44,7 @@ def trained(model, x, y, epochs=5, optimizer=None, loss="mse", **options) -> dic
     )
     data = dd.shard(x, y, batch_size=BATCH // dd.size(), seed=5)
     calls = [dd.callbacks.Broadcast(), dd.callbacks.SumMetrics(), *options.pop("callbacks", [])]
+    random.seed(dd.rank())  # Keras would shuffle batches with it
     shown = model.fit(data, epochs=epochs, verbose=0, callbacks=calls, **options)
     return {"weights": flat(model.get_weights())} | {k: v for k, v in shown.history.items()}
 
@@ -176,7 +178,7 @@ def regularized():
 
 
 def twin_nets_in_one_step():
-    """Two nets of equal shapes with an optimizer each in one step of one's own, as CycleGAN does."""
+    """Two nets of equal shapes, each with its optimizer, in one step of one's own: CycleGAN."""
     nets = [dense(4, inputs=4), dense(4, inputs=4)]
     for net in nets[1:]:
         net.set_weights([w * 0.5 for w in net.get_weights()])

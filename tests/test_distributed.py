@@ -316,3 +316,78 @@ def test_checkpoint_of_rank_0_resumes_all_ranks(tmp_path):
     assert rest[0] == rest[1]
     assert rest[0][:2] == [2.0, 3.0]
     np.testing.assert_allclose(rest[0][2:], whole[0][4:], rtol=1e-6)
+
+
+def exchanges_on_one_core(count, size):
+    """Exchange gradients under `jit` with one core for each rank; return the last sum's error."""
+    import os
+
+    cores = sorted(os.sched_getaffinity(0))
+    rank = int(os.environ["PMI_RANK"])
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    import jax
+    import keras
+    import numpy as np
+
+    import dlguide.distributed as dd
+
+    dd.init()
+    weights = keras.Variable(np.zeros(size, "f4"), name="w")
+    optimizer = dd.DistributedOptimizer(keras.optimizers.SGD(1.0), check_every=0)
+    optimizer.build([weights])
+
+    @jax.jit
+    def step(values, state):
+        new, state = optimizer.stateless_apply(state, [values * 0 - (rank + 1.0)], [values])
+        return new[0], state
+
+    values, state = weights.value, [v.value for v in optimizer.variables]
+    for _ in range(count):
+        values, state = step(values, state)
+    mean = (1 + dd.size()) / 2
+    error = float(np.abs(np.asarray(values) - mean * count).max())
+    step(values, state)  # nobody waits for this one: the program ends with it
+    return error
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("count", "size"), [(10_000, 250), (200, 25_000_000)])
+def test_jax_never_waits_for_itself(count, size, tmp_path):
+    if importlib.util.find_spec("jax") is None:
+        pytest.skip(INSTALLED["jax"][1])
+    environment = {"KERAS_BACKEND": "jax", "TF_NUM_INTRAOP_THREADS": "1"}
+    assert on_ranks(
+        2, exchanges_on_one_core, tmp_path, 500, environment, count=count, size=size
+    ) == [0.0, 0.0]
+
+
+def step_under_vmap():
+    import jax
+    import keras
+    import numpy as np
+
+    import dlguide.distributed as dd
+
+    dd.init()
+    weights = keras.Variable(np.zeros(3, "f4"), name="w")
+    optimizer = dd.DistributedOptimizer(keras.optimizers.SGD(1.0), check_every=0)
+    optimizer.build([weights])
+
+    def step(grad):
+        state = [v.value for v in optimizer.variables]
+        return optimizer.stateless_apply(state, [grad], [weights.value])[0][0]
+
+    try:
+        jax.vmap(step)(np.ones((2, 3), "f4"))
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.long
+def test_a_step_under_vmap_is_refused(tmp_path):
+    if importlib.util.find_spec("jax") is None:
+        pytest.skip(INSTALLED["jax"][1])
+    for text in on_ranks(2, step_under_vmap, tmp_path, 120, {"KERAS_BACKEND": "jax"}):
+        assert "vmap" in text

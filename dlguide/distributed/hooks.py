@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 from keras.src.callbacks.callback_list import CallbackList
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.trainer import Trainer
 
 from dlguide.distributed.guard import require_equal_steps
@@ -46,6 +47,7 @@ def install() -> None:
     _count_samples()
     _compare_steps()
     _agree_on_stop()
+    _keep_order()
 
 
 def _agree_on_overflow() -> None:
@@ -125,6 +127,17 @@ def _agree_on_stop() -> None:
 
     CallbackList.on_train_batch_end = on_train_batch_end
     CallbackList.on_epoch_end = on_epoch_end
+
+
+def _keep_order() -> None:
+    """Keep `fit` from shuffling the batches of `shard`, on each rank in another order."""
+    plain = PyDatasetAdapter.__init__
+
+    @functools.wraps(plain)
+    def init(self: Any, x: Any, class_weight: Any = None, shuffle: bool = False) -> None:
+        plain(self, x, class_weight, shuffle and not getattr(x, "keeps_order", False))
+
+    PyDatasetAdapter.__init__ = init
 
 
 def _stop_together(callbacks: Any, loss: Any) -> None:

@@ -88,8 +88,14 @@ class _Samples:
 def _Batches(source: Any, batch_size: int, shuffle: bool, seed: int, options: dict) -> Any:
     import keras
 
+    from dlguide.distributed import hooks
+
+    hooks.install()
+
     class Batches(keras.utils.PyDataset):
-        """This rank's batches, one epoch after the other."""
+        """This rank's batches, one epoch after the other, in the order of all ranks."""
+
+        keeps_order = True
 
         def __init__(self) -> None:
             super().__init__(**options)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide.collectives.communicator import Communicator
-from dlguide.errors import MissingComponentError
+from dlguide.errors import MissingComponentError, missing_component
 from dlguide.machine import threads, use_onednn
 from dlguide.measure import launched
 
@@ -87,8 +87,10 @@ class MpiCommunicator(Communicator):
 
 def backend() -> str:
     """Return Keras' backend, which must be one that can train on ranks."""
-    import keras
-
+    try:
+        import keras
+    except ModuleNotFoundError as error:
+        raise (missing_component(error) or error) from None
     name = keras.backend.backend()
     if name not in BACKENDS:
         raise MissingComponentError(
@@ -163,8 +165,9 @@ def refuse_other_distribution() -> None:
     active = getattr(keras.distribution, "distribution", lambda: None)()
     if active is not None:
         raise RuntimeError(
-            f"`keras.distribution` must not be active where ranks exchange gradients, and it is "
-            f"({type(active).__name__}). Use one of them: `keras.distribution.set_distribution(None)`."
+            "`keras.distribution` must not be active where ranks exchange gradients, and it is "
+            f"({type(active).__name__}). Use one of them: call "
+            "`keras.distribution.set_distribution(None)`, or leave the optimizer plain."
         )
 
 
