@@ -25,7 +25,6 @@ from dlcourse.box import Support
 from dlguide.cluster import Cluster, RankError, processes
 from dlguide.errors import MissingComponentError
 from dlguide.files import cache_folder
-from dlguide.machine import describe
 
 pytestmark = pytest.mark.timeout(120)
 needs_hosts = pytest.mark.skipif(
@@ -414,20 +413,9 @@ def test_cluster_refuses_what_does_not_fit_the_hosts(hosts, given, words):
         Cluster(**{"allocation": hosts.allocation(), **given})
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"count": 1}, "`count` must be a whole number of at least 2, got 1"),
-        ({"count": 4 * describe().usable_cores + 1}, "`count` must be at most .* Use fewer hosts"),
-        ({"bits_per_s": 1e3}, "`bits_per_s` must be None or at least 1e.06 bits/s"),
-        ({"latency_s": 60}, "`latency_s` must be at most 1 second"),
-        ({"loss": 1}, "`loss` must be at most 0.5"),
-    ],
-)
-def test_invalid_values_are_refused_before_anything_starts(given, words):
-    with pytest.raises(ValueError, match=words) as error:
-        box.hosts(**given)
-    assert "\n" not in str(error.value)
+def test_a_rate_that_no_link_has_is_refused_before_anything_starts():
+    with pytest.raises(ValueError, match=r"`bits_per_s` must be None or at least 1e.06 bits/s"):
+        box.hosts(bits_per_s=1e3)
 
 
 def test_machine_without_a_program_or_namespaces_is_refused_and_noted_by_the_doctor(monkeypatch):
