@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from on_ranks import SCRIPTS, on_ranks
 
+from dlguide.cluster import Cluster, RankError
+
 PROGRAM = Path(__file__).with_name("distributed_cases.py")
 # PyTorch computes losses of Keras 3.15 in single precision, whatever the model's.
 PRECISION = {"tensorflow": 1e-12, "jax": 1e-12, "torch": 1e-6}
@@ -391,3 +393,29 @@ def test_a_step_under_vmap_is_refused(tmp_path):
         pytest.skip(INSTALLED["jax"][1])
     for text in on_ranks(2, step_under_vmap, tmp_path, 120, {"KERAS_BACKEND": "jax"}):
         assert "vmap" in text
+
+
+def trains_unequally():
+    import keras
+    import numpy as np
+
+    import dlguide.distributed as dd
+
+    dd.init()
+    net = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    net.compile(dd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+
+    def batches():
+        for _ in range(3 - dd.rank()):
+            yield np.ones((4, 3), "f4"), np.ones((4, 1), "f4")
+
+    net.fit(batches(), verbose=0, callbacks=[dd.callbacks.Broadcast()])
+
+
+@pytest.mark.long
+def test_a_rank_that_runs_out_of_batches_is_named_with_the_update():
+    with Cluster(ranks=2, oversubscribe=True) as cluster, pytest.raises(RankError) as error:
+        cluster.run(trains_unequally)
+    assert error.value.kind == "deadlock"
+    assert "rank 0 waits in the exchange of update 3" in error.value.detail
+    assert "rank 1 waits in the end of its epoch, after batch 2" in error.value.detail

@@ -122,6 +122,8 @@ class Monitor(threading.Thread):
             "spent_s": self.spent_s(),
             **self.position(),
         }
+        if self.phase == "running":
+            state |= announced()
         draft = self.path.with_name(f".{self.path.name}.{threading.get_ident()}")
         draft.write_text(json.dumps(state))
         draft.replace(self.path)  # without an fsync: four times a second, and of no later use
@@ -145,6 +147,13 @@ class Monitor(threading.Thread):
         frame = sys._current_frames().get(self.thread)
         call = blocking_call(frame) if frame else ""
         return {"call": call, "place": _place(frame)}
+
+
+def announced() -> dict[str, Any]:
+    """Return in what a training step says that it waits for the other ranks."""
+    exchange = sys.modules.get("dlguide.distributed.exchange")
+    waiting = getattr(exchange, "waiting", ())
+    return {"call": waiting[-1][0], "since": waiting[-1][1], "announced": True} if waiting else {}
 
 
 def _place(frame: FrameType | None) -> str:

@@ -233,7 +233,7 @@ def deadlock(
         rank
         for rank, state in states.items()
         if rank not in ended and state["call"]
-        if still[rank] >= BLOCKED_S and state["spent_s"] >= SPENT_S
+        if still[rank] >= BLOCKED_S and (state["spent_s"] >= SPENT_S or "announced" in state)
     }
     tensors = {name for names in missing.values() for name in names}
     waits_for = {
@@ -250,7 +250,9 @@ def deadlock(
         return None
     calls = {states[rank]["call"] for rank in blocked}
     # These may be one very large message on its way, so they get more time.
-    same_collective = len(calls) == 1 and calls <= rank_side.COLLECTIVES and not ended
+    all_exchange = all("announced" in states[rank] for rank in blocked)
+    alike = calls <= rank_side.COLLECTIVES or all_exchange
+    same_collective = len(calls) == 1 and alike and not ended
     exchange = bool(calls & rank_side.EITHER) and len(blocked) > 1
     pair = bool(calls & rank_side.SENDS) and bool(calls & rank_side.RECEIVES)
     if (same_collective or exchange or pair) and min(still[rank] for rank in blocked) < LONG_CALL_S:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import sys
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,15 +31,17 @@ class RanksDifferError(RuntimeError):
     """Ranks that must be equal are not; raised on all of them together."""
 
 
-@dataclass
-class Waiting:
-    """What this process's last exchange is: the supervisor of the ranks reads it."""
-
-    update: int = 0
-    since: float | None = None  # `time.monotonic()` of its begin; None when it has ended
+# What this process waits for others in, and since when (`time.monotonic()`): the supervisor of the
+# ranks reads it. Empty while it computes.
+waiting: list[tuple[str, float]] = []
 
 
-waiting = Waiting()
+@contextmanager
+def announced(what: str) -> Iterator[None]:
+    """Say that the block waits for other ranks."""
+    waiting.append((what, time.monotonic()))
+    yield
+    waiting.pop()  # not after an error, which ends the training
 
 
 @dataclass
@@ -89,16 +92,15 @@ class Exchange:
         if self._one_host is None:
             self._one_host = hosts(self.comm) == 1
         self.updates += 1
-        waiting.update, waiting.since = self.updates, time.monotonic()
-        weight, scale = self._agree(arrays, samples)
         out = self._memory(arrays) if into is None else into
-        if hasattr(self.compression, "allreduce"):
-            self._compressed(arrays, out, weight, scale)
-        elif self._one_host and self.compression is None:
-            self._through_window(arrays, out, weight, scale)
-        else:
-            self._as_messages(arrays, out, weight, scale)
-        waiting.since = None
+        with announced(f"the exchange of update {self.updates}"):
+            weight, scale = self._agree(arrays, samples)
+            if hasattr(self.compression, "allreduce"):
+                self._compressed(arrays, out, weight, scale)
+            elif self._one_host and self.compression is None:
+                self._through_window(arrays, out, weight, scale)
+            else:
+                self._as_messages(arrays, out, weight, scale)
         return list(out)
 
     def _agree(self, arrays: Sequence[np.ndarray], samples: float | None) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from keras.src.callbacks.callback_list import CallbackList
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.trainer import Trainer
 
+from dlguide.distributed.exchange import announced
 from dlguide.distributed.guard import require_equal_steps
 from dlguide.distributed.weighting import loss_of_step, set_samples
 from dlguide.errors import ranks_in_words
@@ -118,12 +119,12 @@ def _agree_on_stop() -> None:
     def on_train_batch_end(self: Any, batch: int, logs: dict | None = None) -> Any:
         after_batch(self, batch, logs)
         self._dlguide_batches += 1
-        _stop_together(self, (logs or {}).get("loss"))
+        _stop_together(self, "the end of batch {}", (logs or {}).get("loss"))
 
     @functools.wraps(after_epoch)
     def on_epoch_end(self: Any, epoch: int, logs: dict | None = None) -> Any:
         after_epoch(self, epoch, logs)
-        _stop_together(self, None)
+        _stop_together(self, "the end of its epoch, after batch {}")
 
     CallbackList.on_train_batch_end = on_train_batch_end
     CallbackList.on_epoch_end = on_epoch_end
@@ -140,13 +141,14 @@ def _keep_order() -> None:
     PyDatasetAdapter.__init__ = init
 
 
-def _stop_together(callbacks: Any, loss: Any) -> None:
+def _stop_together(callbacks: Any, where: str, loss: Any = None) -> None:
     """Exchange 16 bytes: who stops, and whose loss is not finite; all ranks call."""
     model = callbacks.model
     for reducer in exchanging(getattr(model, "optimizer", None))[:1]:
         finite = loss is None or math.isfinite(float(keras.ops.convert_to_numpy(loss)))
         mine = [float(model.stop_training), float(not finite)]
-        stops, lost = np.transpose(reducer.ranks.allgather_numbers(mine))
+        with announced(where.format(callbacks._dlguide_batches)):
+            stops, lost = np.transpose(reducer.ranks.allgather_numbers(mine))
         if stops.any() and not model.stop_training:
             model.stop_training = True
             if not lost.any() and reducer.ranks.rank == int(stops.argmin()):

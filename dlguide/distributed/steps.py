@@ -41,8 +41,13 @@ def _tensorflow(function: Function, tensors: list, like: list, reuse: bool) -> l
         return [tf.constant(each) for each in function([tensor.numpy() for tensor in tensors])]
     refuse_xla()
     turn, types = _turn(), [tensor.dtype for tensor in like]
+
+    @tf.autograph.experimental.do_not_convert
+    def on_arrays(*arrays: Any) -> list[np.ndarray]:
+        return list(function(list(arrays)))
+
     with tf.device("CPU:0"), tf.control_dependencies([turn.read_value()]):
-        made = tf.numpy_function(lambda *arrays: list(function(list(arrays))), tensors, types)
+        made = tf.numpy_function(on_arrays, tensors, types)
     results = made if like else []
     with tf.control_dependencies(results or [made]):
         turn.assign_add(1)
