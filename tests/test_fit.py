@@ -262,8 +262,10 @@ def test_threads_that_the_user_chose_stay_under_a_quota(by, monkeypatch):
         monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
         chosen = "get_intra_op_parallelism_threads"
         monkeypatch.setattr(tf.config.threading, chosen, lambda: 3)
-    tf.zeros(1)  # it has started, which would be said
+    tf.zeros(1)  # it has started, which a warning would say
+    before = tf.config.threading.get_inter_op_parallelism_threads()
     threads.follow_quota()
+    assert tf.config.threading.get_inter_op_parallelism_threads() == before
 
 
 def test_many_trainings_in_one_process_raise_no_warning(mnist, caplog):
