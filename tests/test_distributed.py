@@ -283,7 +283,7 @@ def test_shards_hold_each_sample_once_in_steps_of_all_ranks(kind, tmp_path):
         assert ranks[0][0] != ranks[0][1]  # another order
 
 
-def resumed(folder, epochs, end):
+def resumed(place, epochs, end):
     """Train with a checkpoint; a training that is ended after an epoch goes on there."""
     import keras
     import numpy as np
@@ -303,7 +303,7 @@ def resumed(folder, epochs, end):
                 raise InterruptedError
 
     data = dd.shard(x, y, batch_size=4, shuffle=False)
-    calls = [dd.callbacks.Checkpoint(folder), dd.callbacks.Broadcast(), Ends()]
+    calls = [dd.callbacks.Checkpoint(place), dd.callbacks.Broadcast(), Ends()]
     try:
         shown = net.fit(data, epochs=epochs, verbose=0, callbacks=calls)
     except InterruptedError:
@@ -312,9 +312,9 @@ def resumed(folder, epochs, end):
 
 
 def test_checkpoint_of_rank_0_resumes_all_ranks(tmp_path):
-    whole = on_ranks(2, resumed, tmp_path, folder=str(tmp_path / "a"), epochs=4, end=9)
-    assert on_ranks(2, resumed, tmp_path, folder=str(tmp_path / "b"), epochs=4, end=2) == [[], []]
-    rest = on_ranks(2, resumed, tmp_path, folder=str(tmp_path / "b"), epochs=4, end=9)
+    whole = on_ranks(2, resumed, tmp_path, place=str(tmp_path / "a"), epochs=4, end=9)
+    assert on_ranks(2, resumed, tmp_path, place=str(tmp_path / "b"), epochs=4, end=2) == [[], []]
+    rest = on_ranks(2, resumed, tmp_path, place=str(tmp_path / "b"), epochs=4, end=9)
     assert rest[0] == rest[1]
     assert rest[0][:2] == [2.0, 3.0]
     np.testing.assert_allclose(rest[0][2:], whole[0][4:], rtol=1e-6)
