@@ -45,6 +45,7 @@ ALLOWED_SKIPS = {
     r"a Slurm for the tests can be started by root only": "its daemons need root; CI has it",
     r"this system allows no network namespace": "decided by the administrator of a container",
     r"this system allows no user namespace, .*": "decided by the administrator",
+    r"a boot id needs root": "only root may mount a file in the place of the kernel's",
     r"this TensorFlow has no oneDNN": "TensorFlow is built without it on other processors",
     r"this system does not tell what is in its page cache": "not every kernel answers",
     r"a file system in memory keeps all": "a temporary folder may be on such a file system",

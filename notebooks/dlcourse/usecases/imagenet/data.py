@@ -163,7 +163,7 @@ class Shards(Source):
         if known == (synset, label):
             known = self._synsets.setdefault(label, synset), self._labels.setdefault(synset, label)
         if known != (synset, label):
-            elsewhere = f"label {label} is {known[0]} and {synset} has label {known[1]}"
+            elsewhere = f"it is {known[0]}" if known[0] != synset else f"{synset} is {known[1]}"
             raise self.damaged(number, f"label {label} is {synset} here; elsewhere {elsewhere}")
         return encoded, label - 1
 
@@ -184,7 +184,7 @@ def read_shards(folder: str | os.PathLike, split: str = "train") -> Shards:
     wanted = {f"{split}-{number:05d}-of-{count:05d}" for number in range(count)}
     wrong = min(wanted ^ {path.name for path in paths}, default=None)
     if wrong:
-        what = f"is {'missing' if wrong in wanted else 'none'} of {count} shards"
+        what = f"is {'missing among' if wrong in wanted else 'none of'} {count} shards"
         raise DamageError(Damage(str(Path(folder) / wrong), what), AGAIN)
     rows: list[tuple[int, ...]] = []
     for file, path in enumerate(paths):
