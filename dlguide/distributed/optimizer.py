@@ -19,7 +19,7 @@ from keras.src.saving import object_registration
 from dlguide.distributed import hooks
 from dlguide.distributed.exchange import CASTS, Exchange
 from dlguide.distributed.guard import require_alike, require_equal_weights
-from dlguide.distributed.steps import call, refuse_xla
+from dlguide.distributed.steps import call, refuse_xla, unconverted
 from dlguide.distributed.weighting import set_samples
 from dlguide.distributed.world import MpiCommunicator, backend, refuse_other_distribution, world
 from dlguide.errors import require, require_count
@@ -160,6 +160,7 @@ def _distributed_class(base: type, template: Any, again: tuple[Callable, tuple])
             own = {"_reducer", "_set_reducer"}
             return [name for name in super().__dir__() if name not in own]
 
+    _Distributed.apply = unconverted(_Distributed.apply)
     _Distributed.__name__, _Distributed.__qualname__ = base.__name__, base.__qualname__
     _Distributed.__doc__ = base.__doc__
     # Saved under the plain optimizer's name, so that a model opens without this package.

@@ -42,7 +42,7 @@ def _tensorflow(function: Function, tensors: list, like: list, reuse: bool) -> l
     refuse_xla()
     turn, types = _turn(), [tensor.dtype for tensor in like]
 
-    @tf.autograph.experimental.do_not_convert
+    @unconverted
     def on_arrays(*arrays: Any) -> list[np.ndarray]:
         return list(function(list(arrays)))
 
@@ -96,6 +96,15 @@ def _outside_graphs() -> Callable:
 
 
 _CALLS = {"tensorflow": _tensorflow, "jax": _jax, "torch": _torch}
+
+
+def unconverted(function: Callable) -> Callable:
+    """Keep TensorFlow's autograph from rewriting a function, and all that it calls."""
+    if backend() != "tensorflow":
+        return function
+    import tensorflow as tf
+
+    return tf.autograph.experimental.do_not_convert(function)
 
 
 def read_variables(variables: Sequence[Any]) -> list[np.ndarray]:
