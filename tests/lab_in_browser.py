@@ -84,7 +84,7 @@ def lab(notebooks: Path, home: Path) -> Iterator[Lab]:
         "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
         "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
     }
-    command = [sys.executable, "-m", "dlguide.cli", "lab", "--no-browser", "--folder", notebooks]
+    command = [sys.executable, "-m", "dlguide", "lab", "--no-browser", "--folder", notebooks]
     log = home / "lab.log"
     with log.open("wb") as out:
         server = subprocess.Popen(

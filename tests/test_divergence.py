@@ -204,20 +204,20 @@ def test_damaged_folder_never_leads_to_a_training_from_the_start(mnist, tmp_path
         "evaluate": False,
     }
     fit(**ways, every_steps=2)
-    for path in tmp_path.iterdir():
+    for path in tmp_path.glob("*.dlguide"):
         path.write_bytes(path.read_bytes()[:-7])
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.dlguide")}
     assert len(before) == 2
     with pytest.raises(checkpoint.CheckpointError, match="is damaged: expected SHA-256"):
         fit(**ways, epochs=2)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert {p.name: p.read_bytes() for p in tmp_path.glob("*.dlguide")} == before
     asked = job(str(tmp_path), 2)
     assert Saver(asked, SingleProcess()).last_good() == f"There is no checkpoint in {tmp_path} yet."
 
 
 def test_last_good_checkpoint_is_one_that_loads(mnist, tmp_path):
     fit("mlp", mnist, batch_per_rank=10, checkpoint=tmp_path, every_steps=2, evaluate=False)
-    good, damaged = sorted(tmp_path.iterdir())
+    good, damaged = sorted(tmp_path.glob("*.dlguide"))
     damaged.write_bytes(damaged.read_bytes()[:-7])
     asked = job(str(tmp_path), 2)
     assert Saver(asked, SingleProcess()).last_good() == (

@@ -97,7 +97,7 @@ print(f"mean {mean} weight {model.get_weights()[0][0, 0]:.6f} mpi4py {'mpi4py' i
 def test_a_script_runs_over_gloo_without_mpi(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    run = [sys.executable, "-m", "dlguide.cli", "run", "--gloo", "-n", "2", script]
+    run = [sys.executable, "-m", "dlguide", "run", "--gloo", "-n", "2", script]
     done = commands.run(run, 120)
     assert done.ok, done.tail()
     # output 3 (r + 1), loss its square's mean: dw = 2 * 3 (r + 1) * (r + 1) / 2

@@ -145,10 +145,9 @@ def test_bars_lie_in_their_lanes_where_the_events_were():
         (plots.scaling, [], "`runs` must hold at least one TrainingResult"),
         (
             pictures.timeline,
-            Timeline("empty.json", None, (), (), (), True),
-            "`recorded` must hold an event, got 'empty",
+            Timeline(None, (), (), ()),
+            "`recorded` must hold an event, got",
         ),
-        (pictures.onednn_speeds, [], "`speeds` must hold at least one"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(draw, argument, text):

@@ -133,7 +133,7 @@ def test_an_interrupted_or_killed_launcher_leaves_no_rank(script):
     script.write_text("import time\nprint('up', flush=True)\ntime.sleep(60)\n")
     for number in (signal.SIGINT, signal.SIGKILL):
         launcher = subprocess.Popen(
-            [sys.executable, "-m", "dlguide.cli", "run", str(script)],
+            [sys.executable, "-m", "dlguide", "run", str(script)],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             preexec_fn=default_interrupt,
         )  # fmt: skip

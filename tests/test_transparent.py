@@ -58,7 +58,7 @@ def python(folder, *words):
 
 def transparent(folder, script, ranks, *words, report="report.json"):
     options = ["--transparent", "--oversubscribe", "--seed", 5, "-n", ranks, "--report", report]
-    return python(folder, "-m", "dlguide.cli", "run", *options, script, *words)
+    return python(folder, "-m", "dlguide", "run", *options, script, *words)
 
 
 @pytest.fixture(scope="module")

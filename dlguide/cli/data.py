@@ -164,7 +164,7 @@ def _start(
     from dlguide.cluster.mpi import kernel_environment
 
     options = {"--quick": quick, "--replace": replace, "--json": as_json}
-    command = [find_mpiexec(), "-n", ranks, sys.executable, "-m", "mpi4py", "-m", "dlguide.cli"]
+    command = [find_mpiexec(), "-n", ranks, sys.executable, "-m", "mpi4py", "-m", "dlguide"]
     command += ["data", "stage", source.absolute(), target.absolute()]
     command += [option for option, given in options.items() if given]
     env = {"UCX_TLS": "sm,self", **os.environ, **kernel_environment()}  # as in a Cluster

@@ -30,7 +30,7 @@ def reducers_of(optimizer: Any) -> list[Any]:
     """Return the reducers of an optimizer and of those it passes its gradients to."""
     if optimizer is None:
         return []
-    own = vars(optimizer).get("_reducer")
+    own = vars(optimizer).get("_exchanging")
     inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", [])]
     below = [reducer for each in inner if each is not None for reducer in reducers_of(each)]
     return [own, *below] if own is not None else below

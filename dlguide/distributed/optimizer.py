@@ -112,7 +112,8 @@ def with_reducer(
         )
     then = "Wrap it once: averaging twice changes nothing but the cost."
     must = "be one that is not distributed yet"
-    require(not hooks.reducers_of(optimizer), "optimizer", must, optimizer.name, then)
+    plain = not hooks.reducers_of(optimizer) and not hasattr(optimizer, "_reducer")
+    require(plain, "optimizer", must, optimizer.name, then)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     reducer.passes = inner.gradient_accumulation_steps or 1
     distributed = _distributed_class(type(optimizer), reducer, again)
@@ -132,7 +133,7 @@ def _distributed_class(base: type, template: Any, again: tuple[Callable, tuple])
 
         def _set_reducer(self, reducer: Any) -> None:
             # Past Keras, which would take it for state of the optimizer.
-            object.__setattr__(self, "_reducer", reducer)
+            object.__setattr__(self, "_exchanging", reducer)
 
         def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
             given = trainable_variables
@@ -140,11 +141,11 @@ def _distributed_class(base: type, template: Any, again: tuple[Callable, tuple])
             if not grads or len(grads) != len(variables):
                 return super().apply(grads, trainable_variables)  # raises with the reason
             _build(self, variables)
-            grads = self._reducer.prepare(list(grads), variables, self)
+            grads = self._exchanging.prepare(list(grads), variables, self)
             if _accumulates(self, variables):
                 grads = _reduce_accumulated(self, grads, variables)
             else:
-                grads = self._reducer.reduce(grads, variables)
+                grads = self._exchanging.reduce(grads, variables)
             return super().apply(grads, trainable_variables)
 
         def __reduce__(self) -> tuple:
@@ -157,7 +158,7 @@ def _distributed_class(base: type, template: Any, again: tuple[Callable, tuple])
 
         def __dir__(self) -> list[str]:
             # The names of the plain optimizer: Keras compares them when it (de)serializes.
-            own = {"_reducer", "_set_reducer"}
+            own = {"_exchanging", "_set_reducer"}
             return [name for name in super().__dir__() if name not in own]
 
     _Distributed.apply = unconverted(_Distributed.apply)
@@ -188,7 +189,7 @@ def _accumulates(optimizer: Any, variables: list[Any]) -> bool:
     """Return whether Keras accumulates gradients in an optimizer that exchanges them."""
     replaced = any(getattr(v, "overwrite_with_gradient", False) for v in variables)
     steps = optimizer.gradient_accumulation_steps
-    return bool(steps) and not replaced and optimizer._reducer.communicates()
+    return bool(steps) and not replaced and optimizer._exchanging.communicates()
 
 
 def _reduce_accumulated(optimizer: Any, grads: list[Any], variables: list[Any]) -> list[Any]:
@@ -207,7 +208,7 @@ def _reduce_accumulated(optimizer: Any, grads: list[Any], variables: list[Any]) 
     def exchange() -> list[Any]:
         sums = [g + ops.cast(k.value * scale, g.dtype) for g, k in zip(own, kept, strict=True)]
         zeros = [ops.zeros_like(k.value) for k in kept]
-        return [*optimizer._reducer.reduce(sums, of), *zeros]
+        return [*optimizer._exchanging.reduce(sums, of), *zeros]
 
     steps = optimizer.gradient_accumulation_steps
     updates = ops.equal((optimizer._iterations.value + 1) % steps, 0)
