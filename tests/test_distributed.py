@@ -4,6 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from dlguide.cluster import Cluster, RankError
 PROGRAM = Path(__file__).with_name("distributed_cases.py")
 # PyTorch computes losses of Keras 3.15 in single precision, whatever the model's.
 PRECISION = {"tensorflow": 1e-12, "jax": 1e-12, "torch": 1e-6}
-SHORT = ["sgd", "loss_with_a_mask", "synchronized_normalization", "twin_nets_in_one_step"]
+SHORT = ["loss_with_a_mask", "synchronized_normalization", "twin_nets_in_one_step"]
 INSTALLED = {
     "tensorflow": ("tensorflow", ""),
     "jax": ("jax", "jax is not installed: `make jax`"),
@@ -23,8 +24,8 @@ INSTALLED = {
 }
 
 
-def run_cases(backend: str, ranks: int, folder: Path, cases: list[str] = ()) -> list[dict]:
-    """Run the trainings on ranks and return what each rank has written."""
+def start(backend: str, ranks: int, folder: Path, cases: list[str]) -> Callable[[], list[dict]]:
+    """Start the trainings on ranks; the result waits for what each rank has written."""
     package, reason = INSTALLED[backend]
     if importlib.util.find_spec(package) is None:
         pytest.skip(reason)
@@ -37,23 +38,36 @@ def run_cases(backend: str, ranks: int, folder: Path, cases: list[str] = ()) -> 
     launcher = [SCRIPTS / "mpiexec.gforker", "-n", str(ranks)] if ranks > 1 else []
     if ranks == 1:
         program[1:3] = []
-    done = subprocess.run(
-        [*launcher, *program], env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
-    return [dict(np.load(folder / f"{ranks}-{rank}.npz")) for rank in range(ranks)]
+    program = subprocess.Popen(
+        [*map(str, [*launcher, *program])],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+    def outcome() -> list[dict]:
+        try:
+            text = program.communicate(timeout=800)[0]
+        finally:
+            program.kill()
+        assert program.returncode == 0, text[-5000:]
+        return [dict(np.load(folder / f"{ranks}-{rank}.npz")) for rank in range(ranks)]
+
+    return outcome
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    """What one process and some ranks have trained, each once."""
+    """What one process and some ranks have trained, each once and side by side."""
     kept = {}
 
     def of(backend: str, ranks: int, *cases: str) -> list[dict]:
-        key = backend, ranks, cases
-        if key not in kept:
-            kept[key] = run_cases(backend, ranks, tmp_path_factory.mktemp(backend), list(cases))
-        return kept[key]
+        keys = [(backend, each, cases) for each in (1, ranks)]
+        begun = {
+            key: start(*key[:2], tmp_path_factory.mktemp(backend), list(cases))
+            for key in keys
+            if key not in kept
+        }
+        kept.update({key: outcome() for key, outcome in begun.items()})
+        return kept[keys[1]]
 
     return of
 
@@ -77,7 +91,7 @@ def allowed(backend: str, name: str) -> float:
 
 
 def test_ranks_train_as_one_process(outcomes):
-    (serial,), ranks = outcomes("tensorflow", 1, *SHORT), outcomes("tensorflow", 2, *SHORT)
+    ranks, (serial,) = outcomes("tensorflow", 2, *SHORT), outcomes("tensorflow", 1, *SHORT)
     for mine in ranks:
         far = differences(serial, mine)
         assert {n: d for n, d in far.items() if d > allowed("tensorflow", n)} == {}
@@ -90,8 +104,8 @@ EVERYWHERE = [(b, p) for b in ("tensorflow", "jax", "torch") for p in (2, 3)]
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("backend", "ranks"), EVERYWHERE)
 def test_every_training_is_that_of_one_process(backend, ranks, outcomes):
-    (serial,) = outcomes(backend, 1)
-    for mine in outcomes(backend, ranks):
+    found, (serial,) = outcomes(backend, ranks), outcomes(backend, 1)
+    for mine in found:
         far = differences(serial, mine)
         assert {n: d for n, d in far.items() if d > allowed(backend, n)} == {}
     assert len(serial) > 30

@@ -49,7 +49,7 @@ def test_real_pictures_come_through_the_pipelines_as_the_guide_prepares_them(tmp
     assert images.min() >= -123 / 128 - 1e-6
     assert images.max() <= (255 - 104) / 128 + 1e-6
     assert test.augment[0] == ip.CentreCrop(20, 20, 23)
-    with pytest.raises(DataError, match="looked for 1000 classes, found 3. Finish the download"):
+    with pytest.raises(DataError, match=r"looked for 1000 classes, found 3\. Finish the download"):
         case.find(tmp_path / "folders")
 
 
