@@ -115,7 +115,7 @@ def recorded():
         FusedMessage("allreduce", ("net_c",), 0.030, 0.032),
     )
     events = (*fused, event("net_c", EXCHANGE, 0.030, 0.032))
-    return Timeline("made_up.json", None, events, messages, (), True)
+    return Timeline(None, events, messages, ())
 
 
 def bars_of(axes, colour):
