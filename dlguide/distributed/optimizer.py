@@ -86,6 +86,11 @@ def distribute(
     require(known, "compression", must, compression)
     refuse_other_distribution()
     reducer = GradientReducer(ranks, op=op, compression=compression, check_every=check_every)
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        # On JAX it passes gradients on by a way of its own, which `apply` does not see.
+        settings = {"op": op, "compression": compression, "check_every": check_every}
+        distribute(optimizer.inner_optimizer, ranks, **settings)
+        return optimizer
     return with_reducer(optimizer, reducer, again=(_again, (op, compression, check_every)))
 
 
@@ -163,7 +168,7 @@ def _distributed_class(base: type, template: Any, again: tuple[Callable, tuple])
 
     _Distributed.apply = unconverted(_Distributed.apply)
     _Distributed.__name__, _Distributed.__qualname__ = base.__name__, base.__qualname__
-    _Distributed.__doc__ = base.__doc__
+    _Distributed.__doc__, _Distributed.__module__ = base.__doc__, base.__module__
     # Saved under the plain optimizer's name, so that a model opens without this package.
     for names in (api_export.REGISTERED_OBJS_TO_NAMES, object_registration.GLOBAL_CUSTOM_NAMES):
         if base in names:

@@ -105,13 +105,19 @@ def _samples(x: Any) -> Any:
 def _entries(model: Any, outputs: Any, sample_weight: Any, ops: Any) -> Any:
     """Return over how many entries the loss is a mean; None where that follows the samples."""
     import keras
+    from keras.src.backend import get_keras_mask
 
     outputs = keras.tree.flatten(outputs)
-    masks = [getattr(output, "_keras_mask", None) for output in outputs]
+    masks = [get_keras_mask(output) for output in outputs]
     reductions = {
         getattr(loss, "reduction", None)
         for loss in keras.tree.flatten(getattr(model, "loss", None))
     }
+    if "sum" in reductions:
+        raise ValueError(
+            'A loss with `reduction="sum"` is no mean, so that its gradients must be added up: '
+            "use `DistributedOptimizer(optimizer, op=Sum)`."
+        )
     if len(outputs) == 1 and "mean_with_sample_weight" in reductions and sample_weight is not None:
         weights = ops.cast(sample_weight, "float32")
         if masks[0] is not None:
