@@ -238,7 +238,8 @@ def summed(model: keras.Model) -> dict[str, float]:
         for metric in metrics:
             result = metric.result()
             results = result if isinstance(result, dict) else {metric.name: result}
-            found |= {name: float(keras.ops.convert_to_numpy(v)) for name, v in results.items()}
+            values = {name: keras.ops.convert_to_numpy(v) for name, v in results.items()}
+            found |= {name: float(v) for name, v in values.items() if np.size(v) == 1}
         return found
     finally:
         for variable, value in zip(variables, own, strict=True):

@@ -39,9 +39,12 @@ waiting: list[tuple[str, float]] = []
 @contextmanager
 def announced(what: str) -> Iterator[None]:
     """Say that the block waits for other ranks."""
-    waiting.append((what, time.monotonic()))
-    yield
-    waiting.pop()  # not after an error, which ends the training
+    mine = (what, time.monotonic())
+    waiting.append(mine)
+    try:
+        yield
+    finally:
+        waiting.remove(mine)
 
 
 @dataclass

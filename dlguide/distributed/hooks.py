@@ -118,7 +118,7 @@ def _agree_on_stop() -> None:
     @functools.wraps(after_batch)
     def on_train_batch_end(self: Any, batch: int, logs: dict | None = None) -> Any:
         after_batch(self, batch, logs)
-        self._dlguide_batches += 1
+        self._dlguide_batches = getattr(self, "_dlguide_batches", 0) + 1
         _stop_together(self, "the end of batch {}", (logs or {}).get("loss"))
 
     @functools.wraps(after_epoch)
