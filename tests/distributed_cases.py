@@ -88,8 +88,7 @@ def float32_adam():
 
 def accumulated_gradients():
     optimizer = keras.optimizers.SGD(0.05, momentum=0.9, gradient_accumulation_steps=2)
-    x, y = numbers(48, 6), numbers(48, 1)  # Keras means over passes: batches must be equal
-    return trained(dense(8, 1), x, y, optimizer=optimizer)
+    return trained(dense(8, 1), numbers(SAMPLES, 6), numbers(SAMPLES, 1), optimizer=optimizer)
 
 
 def scaled_loss():
@@ -128,6 +127,59 @@ def valid_tokens():
     net = keras.Sequential([keras.Input((5, 4), dtype="float64"), *layers])
     x = numbers(SAMPLES, 5, 4)
     return trained(net, x, labels, optimizer=keras.optimizers.SGD(0.1), loss=loss)
+
+
+def own_loss_beside_a_mask():
+    """Weighted by the loss itself: the mask that reaches the output must not weight it again."""
+    draw = np.random.default_rng(2)
+    words, labels = draw.integers(1, 9, (SAMPLES, 5)), draw.integers(0, 3, (SAMPLES, 5))
+    words[::3, 1:], labels[::3, 1:] = 0, -1
+
+    def loss(truth, scores):
+        valid = ops.cast(truth >= 0, scores.dtype)
+        each = keras.losses.sparse_categorical_crossentropy(
+            ops.maximum(truth, 0), scores, from_logits=True
+        )
+        return dd.weighted(ops.sum(each * valid) / ops.sum(valid), valid)
+
+    keras.utils.set_random_seed(3)
+    layers = [keras.layers.Embedding(9, 4, mask_zero=True, dtype="float64")]
+    layers.append(keras.layers.Dense(3, dtype="float64"))
+    net = keras.Sequential([keras.Input((5,), dtype="int32"), *layers])
+    optimizer = keras.optimizers.SGD(0.1)
+    return trained(net, words.astype("int32"), labels, optimizer=optimizer, loss=loss)
+
+
+def step_of_ones_own():
+    """A `train_step` that calls `compute_loss`, as Keras' guides write it."""
+    name = keras.backend.backend()
+
+    class Own(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            if name == "tensorflow":
+                import tensorflow as tf
+
+                with tf.GradientTape() as tape:
+                    loss = self.compute_loss(y=y, y_pred=self(x, training=True), x=x)
+                grads = tape.gradient(loss, self.trainable_variables)
+                self.optimizer.apply(grads, self.trainable_variables)
+            else:
+                import torch
+
+                self.zero_grad()
+                loss = self.compute_loss(y=y, y_pred=self(x, training=True), x=x)
+                loss.backward()
+                grads = [v.value.grad for v in self.trainable_variables]
+                with torch.no_grad():
+                    self.optimizer.apply(grads, self.trainable_variables)
+            return {"loss": loss}
+
+    plain = dense(8, 1)
+    net = plain if name == "jax" else Own(plain.inputs, plain.outputs)  # JAX's is stateless
+    x, y = numbers(SAMPLES, 6), numbers(SAMPLES, 1)
+    found = trained(net, x, y, optimizer=keras.optimizers.SGD(0.05))
+    return {"weights": found["weights"]}
 
 
 def metrics_that_are_no_means():
@@ -269,7 +321,8 @@ def run_eagerly():
 
 CASES = [
     sgd, adam, adamw_clipped_with_moving_averages, float32_sgd, float32_adam, accumulated_gradients,
-    scaled_loss, loss_with_a_mask, valid_tokens, metrics_that_are_no_means,
+    scaled_loss, loss_with_a_mask, valid_tokens, own_loss_beside_a_mask, step_of_ones_own,
+    metrics_that_are_no_means,
     synchronized_normalization, embedding, warmup_with_several_steps_an_execution, regularized,
     twin_nets_in_one_step, equal_weights, run_eagerly,
 ]  # fmt: skip
@@ -329,6 +382,23 @@ def other_weights() -> None:
     net.fit(numbers(20, 6), numbers(20, 1), batch_size=5, verbose=0)
 
 
+def restored_on_one_rank() -> None:
+    net = dense(4, 1)
+    net.compile(dd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    calls = [dd.callbacks.Broadcast()]
+    if dd.rank() == 0:
+        calls.append(
+            keras.callbacks.EarlyStopping(
+                "loss", patience=1, min_delta=1e9, restore_best_weights=True
+            )
+        )
+    net.fit(numbers(20, 6), numbers(20, 1), epochs=4, callbacks=calls, verbose=0)
+
+
+def too_few_for_the_last_step() -> None:
+    dd.shard(np.zeros(25), batch_size=BATCH // dd.size())
+
+
 def plain_optimizer() -> None:
     net = dense(4, 1)
     net.compile(keras.optimizers.SGD(0.01), "mse")
@@ -337,6 +407,7 @@ def plain_optimizer() -> None:
 
 REFUSALS = [
     other_models, other_optimizers, other_steps, plain_optimizer, not_a_number, other_weights,
+    restored_on_one_rank, too_few_for_the_last_step,
 ]  # fmt: skip
 
 

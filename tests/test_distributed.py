@@ -125,6 +125,8 @@ def test_ranks_stop_and_refuse_together(backend, ranks, outcomes):
         "plain_optimizer": "does not exchange gradients",
         "not_a_number": f"nan or infinite on rank {ranks - 1} at batch 1",
         "other_weights": "did not start from the same weights",
+        "restored_on_one_rank": "loaded or restored on one rank only",
+        "too_few_for_the_last_step": "a sample in the last step of 25 samples",
     }
     for name, text in texts.items():
         said = {str(mine[f"refused/{name}"]) for mine in found}
@@ -207,6 +209,59 @@ def test_weighted_loss_is_the_mean_over_all_tokens(tmp_path):
     assert (mine + other) / 2 == pytest.approx((9 * 1.0 + 1 * 3.0) / 10)
 
 
+def gradient_of_nothing():
+    """Return what is applied where rank 1 has no valid token, and its mean is 0 / 0."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import dlguide.distributed as dd
+
+    dd.init()
+    weight = keras.Variable(np.float32(1.0), name="w")
+    optimizer = dd.DistributedOptimizer(keras.optimizers.SGD(1.0), check_every=0)
+    optimizer.build([weight])
+    valid = tf.constant([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]][dd.rank()])
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            mean = tf.reduce_sum(weight.value * valid * 3.0) / tf.reduce_sum(valid)
+            loss = dd.weighted(mean, valid)
+        optimizer.apply([tape.gradient(loss, weight.value)], [weight])
+
+    step()
+    alone = float(dd.weighted(np.float32(2.0), np.ones(4 + dd.rank(), "f4")))
+    return [float(weight.value), alone]
+
+
+def test_a_rank_without_valid_tokens_adds_nothing(tmp_path):
+    for after, _ in on_ranks(2, gradient_of_nothing, tmp_path):
+        assert after == pytest.approx(1.0 - 3.0)  # the mean over the two tokens of rank 0
+
+
+def loss_of_an_evaluation():
+    import keras
+    import numpy as np
+
+    import dlguide.distributed as dd
+
+    dd.init()
+    net = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    net.set_weights([np.ones((1, 1), "f4")])
+
+    def loss(truth, found):
+        return dd.weighted(keras.ops.mean(keras.ops.square(truth - found)), truth)
+
+    net.compile(dd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss)
+    x = np.full((4, 1), 3.0, "f4")
+    return float(net.evaluate(x, 0 * x, verbose=0)) if dd.rank() == 0 else 0.0
+
+
+def test_one_rank_may_evaluate_alone(tmp_path):
+    assert on_ranks(2, loss_of_an_evaluation, tmp_path, 60)[0] == pytest.approx(9.0)
+
+
 def test_launcher_and_mpi_must_agree(tmp_path):
     """A launcher of another MPI starts ranks of which each is a world of one."""
     program = tmp_path / "train.py"
@@ -270,6 +325,18 @@ def hidden_pieces(kind, batch):
     dd.init()
     if kind == "arrays":
         data = dd.shard(np.arange(23), np.arange(23) * 2, batch_size=batch)
+    elif kind == "batches":
+        import keras
+
+        class Whole(keras.utils.PyDataset):
+            def __len__(self):
+                return 3
+
+            def __getitem__(self, step):
+                batch = np.arange(23)[8 * step : 8 * step + 8]
+                return batch, 2 * batch
+
+        data = dd.shard(Whole())
     elif kind == "samples":
         data = dd.shard([(np.int64(i), np.int64(2 * i)) for i in range(23)], batch_size=batch)
     else:
@@ -287,7 +354,7 @@ def hidden_pieces(kind, batch):
     return epochs
 
 
-@pytest.mark.parametrize("kind", ["arrays", "samples", "tf"])
+@pytest.mark.parametrize("kind", ["arrays", "samples", "tf", "batches"])
 def test_shards_hold_each_sample_once_in_steps_of_all_ranks(kind, tmp_path):
     ranks = on_ranks(2, hidden_pieces, tmp_path, kind=kind, batch=4)
     for epoch in range(2):
@@ -296,7 +363,7 @@ def test_shards_hold_each_sample_once_in_steps_of_all_ranks(kind, tmp_path):
         used = [i for mine in parts for step in mine for i in step]
         assert sorted(used) == list(range(23))
         assert abs(len(parts[0][-1]) - len(parts[1][-1])) <= 1
-    if kind != "tf":
+    if kind in ("arrays", "samples"):
         assert ranks[0][0] != ranks[0][1]  # another order
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import operator
 import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ class _OnRanks(keras.callbacks.Callback):
 
     def require_exchange(self) -> None:
         """Refuse a plain optimizer on ranks: each of them would train alone."""
-        if self.ranks is None or hooks.exchanging(self.model.optimizer):
+        if self.ranks is None or hooks.exchanging(*hooks.optimizers_of(self.model)):
             return
         raise RuntimeError(
             f"The model's optimizer ({type(self.model.optimizer).__name__}) does not exchange "
@@ -51,7 +52,11 @@ class Broadcast(_OnRanks):
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Broadcast; a model that its first batch builds is broadcast after that batch."""
         self.require_exchange()
-        self.pending = not self.model.built
+        # On all ranks at the same time: some may have loaded weights.
+        everyone = (
+            [True] if self.ranks is None else self.ranks.allgather_numbers([self.model.built])
+        )
+        self.pending = not np.all(everyone)
         if not self.pending:
             broadcast(self.model)
 
@@ -71,35 +76,42 @@ class SumMetrics(_OnRanks):
     """
 
     def on_train_begin(self, logs: dict | None = None) -> None:
-        """Check that all ranks have the same metrics."""
+        """Refuse a plain optimizer."""
         self.require_exchange()
-        self.results: dict[str, float] = {}
-        self.pending = False
+        self.states: dict[str, list[np.ndarray]] = {}  # by the prefix of the names in `logs`
+        self.trained = False
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Note that there is something to add up."""
-        self.pending = True
+        self.trained = True
 
     def on_test_begin(self, logs: dict | None = None) -> None:
-        """Add up the training's metrics before the evaluation begins anew with them."""
-        self._add_up()
+        """Keep the training's metrics before the evaluation begins anew with them."""
+        self._keep("")
 
     def on_test_end(self, logs: dict | None = None) -> None:
-        """Add up those of an evaluation within `fit`."""
-        if self.ranks is not None and hasattr(self, "results") and self.model.optimizer is not None:
-            self.results |= {f"val_{name}": value for name, value in summed(self.model).items()}
+        """Keep those of an evaluation within `fit`."""
+        if getattr(self, "trained", False) and "" in self.states:
+            self.states["val_"] = metric_values(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Replace the metrics in `logs`."""
-        self._add_up()
-        if logs is not None:
-            logs.update({name: self.results[name] for name in logs if name in self.results})
-        self.results = {}
+        """Replace the metrics in `logs`; where Keras reports other things, they stay."""
+        self._keep("")
+        if self.ranks is not None:
+            what = "What the ranks report at the end of an epoch"
+            require_alike(self.ranks, [f"{name}metrics" for name in self.states], what)
+        for prefix, own in self.states.items():
+            found = {f"{prefix}{k}": v for k, v in summed(self.model, own).items()}
+            mine = {k for k in logs or {} if k.startswith("val_") == bool(prefix)} - {
+                "learning_rate"
+            }
+            if mine and mine <= set(found):
+                logs.update({name: found[name] for name in mine})
+        self.states, self.trained = {}, False
 
-    def _add_up(self) -> None:
-        if self.pending and self.ranks is not None:
-            self.pending = False
-            self.results |= summed(self.model)
+    def _keep(self, prefix: str) -> None:
+        if self.trained and prefix not in self.states:
+            self.states[prefix] = metric_values(self.model)
 
 
 class Checkpoint(_OnRanks, keras.callbacks.BackupAndRestore):
@@ -115,14 +127,19 @@ class Checkpoint(_OnRanks, keras.callbacks.BackupAndRestore):
     def __init__(self, folder: str | os.PathLike, **options: Any) -> None:
         keras.callbacks.BackupAndRestore.__init__(self, str(Path(folder)), **options)
 
+    def _together(self) -> AbstractContextManager:
+        """Raise on all ranks what rank 0 meets, such as a full disk."""
+        return nullcontext() if self.ranks is None else self.ranks.agree_or_raise()
+
     def _saves(self) -> bool:
         return self.ranks is None or self.ranks.rank == 0
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Read the checkpoint on rank 0, and start all ranks at its epoch."""
         self.require_exchange()
-        if self._saves():
-            super().on_train_begin(logs)
+        with self._together():
+            if self._saves():
+                super().on_train_begin(logs)
         if self.ranks is not None:
             mine = getattr(self.model, "_initial_epoch", None)
             epoch = self.ranks.allgather(repr(mine))[0]
@@ -136,8 +153,9 @@ class Checkpoint(_OnRanks, keras.callbacks.BackupAndRestore):
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Save on rank 0."""
-        if self._saves():
-            super().on_epoch_end(epoch, logs)
+        with self._together():
+            if self._saves():
+                super().on_epoch_end(epoch, logs)
 
     def on_train_end(self, logs: dict | None = None) -> None:
         """Remove the checkpoint of a training that has come to its end."""
@@ -209,7 +227,8 @@ def broadcast(model: keras.Model) -> None:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built and model.trainable_variables:
         optimizer.build(model.trainable_variables)
-    variables = [*model.weights, *(optimizer.variables if optimizer is not None else [])]
+    state = [v for each in hooks.optimizers_of(model) if each.built for v in each.variables]
+    variables = [*model.weights, *state]
     lines = [
         f"{keras.backend.standardize_dtype(v.dtype)} {tuple(v.shape)} as number {i + 1}"
         for i, v in enumerate(variables)
@@ -218,32 +237,44 @@ def broadcast(model: keras.Model) -> None:
     ranks.broadcast(variables)
 
 
-def summed(model: keras.Model) -> dict[str, float]:
+def summed(model: keras.Model, own: list[np.ndarray] | None = None) -> dict[str, float]:
     """Return a model's metrics over the samples of all ranks; all ranks call.
 
     The metrics' own variables stay as they are.
+
+    Args:
+        own: the values of this rank's metric variables (`metric_values`); None for those of now.
     """
-    ranks = world()
-    metrics = [metric for metric in model.metrics if metric.variables]
-    variables = list({id(v): v for metric in metrics for v in metric.variables}.values())
-    own = read_variables(variables)
+    ranks, variables = world(), _metric_variables(model)
+    now = metric_values(model)
+    own = now if own is None else own
+    everyone = [own]
     if ranks is not None:
         lines = [f"the variable {v.name!r} {tuple(v.shape)} of a metric" for v in variables]
         require_alike(ranks, lines, "The metrics of an epoch")
         everyone = [_unpacked(data, own) for data in ranks.allgather_bytes(_packed(own))]
-        for variable, *values in zip(variables, *everyone, strict=True):
-            variable.assign(_combined(values, getattr(variable, "aggregation", "sum")))
+    for variable, *values in zip(variables, *everyone, strict=True):
+        variable.assign(_combined(values, getattr(variable, "aggregation", "sum")))
     try:
         found = {}
-        for metric in metrics:
-            result = metric.result()
+        for metric in model.metrics:
+            result = metric.result() if metric.variables else {}
             results = result if isinstance(result, dict) else {metric.name: result}
             values = {name: keras.ops.convert_to_numpy(v) for name, v in results.items()}
             found |= {name: float(v) for name, v in values.items() if np.size(v) == 1}
         return found
     finally:
-        for variable, value in zip(variables, own, strict=True):
+        for variable, value in zip(variables, now, strict=True):
             variable.assign(value)
+
+
+def metric_values(model: keras.Model) -> list[np.ndarray]:
+    """Return the values of the variables of a model's metrics on this rank."""
+    return [np.array(value) for value in read_variables(_metric_variables(model))]
+
+
+def _metric_variables(model: keras.Model) -> list[keras.Variable]:
+    return list({id(v): v for metric in model.metrics for v in metric.variables}.values())
 
 
 def _packed(arrays: list[np.ndarray]) -> bytes:

@@ -98,6 +98,9 @@ class Exchange:
         out = self._memory(arrays) if into is None else into
         with announced(f"the exchange of update {self.updates}"):
             weight, scale = self._agree(arrays, samples)
+            if self.ranks.steps.has_nothing:  # a mean over nothing: 0 / 0
+                arrays = [np.where(np.isfinite(array), array, 0) for array in arrays]
+                self.ranks.steps.has_nothing = False
             if hasattr(self.compression, "allreduce"):
                 self._compressed(arrays, out, weight, scale)
             elif self._one_host and self.compression is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -18,7 +19,12 @@ from keras.src.trainers.trainer import Trainer
 
 from dlguide.distributed.exchange import announced
 from dlguide.distributed.guard import require_equal_steps
-from dlguide.distributed.weighting import loss_of_step, set_samples
+from dlguide.distributed.weighting import (
+    loss_in_evaluation,
+    loss_of_step,
+    set_samples,
+    under_way,
+)
 from dlguide.errors import ranks_in_words
 
 
@@ -36,9 +42,17 @@ def reducers_of(optimizer: Any) -> list[Any]:
     return [own, *below] if own is not None else below
 
 
-def exchanging(optimizer: Any) -> list[Any]:
-    """Return those of an optimizer's reducers that have other ranks."""
-    return [reducer for reducer in reducers_of(optimizer) if reducer.communicates()]
+def exchanging(*optimizers: Any) -> list[Any]:
+    """Return those reducers of optimizers that have other ranks."""
+    found = [reducer for each in optimizers for reducer in reducers_of(each)]
+    return [reducer for reducer in found if reducer.communicates()]
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """Return the optimizers that a model holds, its own first."""
+    held = [getattr(model, "optimizer", None), *vars(model).values()]
+    kind = keras.optimizers.Optimizer
+    return list({id(each): each for each in held if isinstance(each, kind)}.values())
 
 
 @functools.cache
@@ -71,8 +85,11 @@ def _agree_on_overflow() -> None:
 
 def _count_samples() -> None:
     """Tell the reducers over how many samples the loss of a step is a mean."""
-    plain = Trainer._compute_loss
+    Trainer._compute_loss = _counting(Trainer._compute_loss)
+    Trainer.compute_loss = _counting(Trainer.compute_loss)  # what a `train_step` may call
 
+
+def _counting(plain: Callable) -> Callable:
     @functools.wraps(plain)
     def compute_loss(
         self: Any,
@@ -85,30 +102,45 @@ def _count_samples() -> None:
         def compute() -> Any:
             return plain(self, x, y, y_pred, sample_weight, training=training)
 
-        reducers = exchanging(getattr(self, "optimizer", None)) if training else []
-        if not reducers or not reducers[0].averages():
+        reducers = exchanging(*optimizers_of(self))
+        if not reducers or not reducers[0].averages() or under_way():
             return compute()
+        if not training:
+            return loss_in_evaluation(compute)
         loss, samples = loss_of_step(compute, self, x, y_pred, sample_weight, reducers[0].ranks)
         for reducer in reducers:
             reducer.samples = samples
         set_samples(samples)
         return loss
 
-    Trainer._compute_loss = compute_loss
+    return compute_loss
 
 
 def _compare_steps() -> None:
-    """Make `fit` compare the ranks' numbers of batches before it trains."""
+    """Make `fit` compare the ranks' numbers of batches before it trains, their weights after it."""
     plain = CallbackList.on_train_begin
 
     @functools.wraps(plain)
     def on_train_begin(self: Any, logs: dict | None = None) -> Any:
-        for reducer in exchanging(getattr(self.model, "optimizer", None))[:1]:
+        for reducer in exchanging(*optimizers_of(self.model))[:1]:
             require_equal_steps(reducer.ranks, (self.params or {}).get("steps"))
+            # A callback in a thread could set a flag that one rank sees and the others do not.
+            self._async_train = False
         self._dlguide_batches = 0
         return plain(self, logs)
 
     CallbackList.on_train_begin = on_train_begin
+    end = CallbackList.on_train_end
+
+    @functools.wraps(end)
+    def on_train_end(self: Any, logs: dict | None = None) -> Any:
+        result = end(self, logs)
+        for reducer in exchanging(getattr(self.model, "optimizer", None))[:1]:
+            # A callback may have restored weights on one rank only.
+            reducer.compare_now(self.model.trainable_variables)
+        return result
+
+    CallbackList.on_train_end = on_train_end
 
 
 def _agree_on_stop() -> None:
@@ -144,7 +176,7 @@ def _keep_order() -> None:
 def _stop_together(callbacks: Any, where: str, loss: Any = None) -> None:
     """Exchange 16 bytes: who stops, and whose loss is not finite; all ranks call."""
     model = callbacks.model
-    for reducer in exchanging(getattr(model, "optimizer", None))[:1]:
+    for reducer in exchanging(*optimizers_of(model))[:1]:
         finite = loss is None or math.isfinite(float(keras.ops.convert_to_numpy(loss)))
         mine = [float(model.stop_training), float(not finite)]
         with announced(where.format(callbacks._dlguide_batches)):

@@ -19,8 +19,8 @@ from keras.src.saving import object_registration
 from dlguide.distributed import hooks
 from dlguide.distributed.exchange import CASTS, Exchange
 from dlguide.distributed.guard import require_alike, require_equal_weights
-from dlguide.distributed.steps import call, refuse_xla, unconverted
-from dlguide.distributed.weighting import set_samples
+from dlguide.distributed.steps import call, read_variables, refuse_xla, unconverted
+from dlguide.distributed.weighting import precision, set_samples, share_of
 from dlguide.distributed.world import MpiCommunicator, backend, refuse_other_distribution, world
 from dlguide.errors import require, require_count
 
@@ -209,6 +209,7 @@ def _reduce_accumulated(optimizer: Any, grads: list[Any], variables: list[Any]) 
     own = [dense(grads[i]) for i in places]
     kept = [optimizer._accumulated_gradients[optimizer._get_variable_index(v)] for v in of]
     scale = optimizer.loss_scale_factor or 1.0  # accumulators hold unscaled gradients
+    own = optimizer._exchanging.weigh_pass(own)
 
     def exchange() -> list[Any]:
         sums = [g + ops.cast(k.value * scale, g.dtype) for g, k in zip(own, kept, strict=True)]
@@ -273,6 +274,8 @@ class GradientReducer:
             return grads
         if backend() == "tensorflow":
             refuse_xla()
+        if backend() == "jax":
+            _refuse_half_of_float64(variables)
         if not self._agreed:
             what = "What `DistributedOptimizer` exchanges"
             require_alike(self.ranks, self._description(grads, variables, optimizer), what)
@@ -314,6 +317,15 @@ class GradientReducer:
                 results[i] = value
         return results
 
+    def weigh_pass(self, grads: list[Any]) -> list[Any]:
+        """Weight the gradients of one of several passes by this rank's share of its samples."""
+        samples, self.samples = self.samples, None
+        set_samples(None)
+        if samples is None or not self.averages():
+            return grads
+        share = share_of(samples, 1, self.ranks, precision(grads[0]))
+        return [grad * keras.ops.cast(share, grad.dtype) for grad in grads]
+
     def agreed_finite(self, finite: Any) -> Any:
         """Return whether a flag is true on all ranks, within a step."""
 
@@ -347,6 +359,11 @@ class GradientReducer:
         weights = [variable.value for variable in variables]
         ops.cond(due, lambda: call(compare, [*weights, done], [nothing])[0], lambda: nothing)
 
+    def compare_now(self, variables: Sequence[Any]) -> None:
+        """Raise on all ranks when their weights differ; outside a step."""
+        if self.check_every and self._agreed:
+            require_equal_weights(self.ranks, read_variables(variables), variables, first=False)
+
     def _description(
         self, grads: Sequence[Any], variables: Sequence[Any], optimizer: Any
     ) -> list[str]:
@@ -360,6 +377,18 @@ class GradientReducer:
             dtype = keras.backend.standardize_dtype(variable.dtype)
             lines.append(f"{kind} as number {i + 1} ({dtype} {tuple(variable.shape)})")
         return lines
+
+
+def _refuse_half_of_float64(variables: Sequence[Any]) -> None:
+    """Refuse variables that say float64 where JAX computes in float32."""
+    import jax
+
+    wide = [v for v in variables if keras.backend.standardize_dtype(v.dtype) == "float64"]
+    if not jax.config.jax_enable_x64 and (wide or keras.config.floatx() == "float64"):
+        raise RuntimeError(
+            "float64 was asked for, and JAX computes in float32 unless it is told otherwise: set "
+            "JAX_ENABLE_X64=1 before the program starts."
+        )
 
 
 def dense(grad: Any) -> Any:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from dlguide.data.sharding import epoch_batches
+from dlguide.data.sharding import RankShard, epoch_batches
+from dlguide.data.sharding import shard as rows
 from dlguide.distributed.world import rank, size
 from dlguide.errors import require, require_count
 
 
-def shard(*data: Any, batch_size: int, shuffle: bool = True, seed: int = 0, **options: Any) -> Any:
+def shard(*data: Any, batch_size: int | None = None, shuffle: bool = True, seed: int = 0) -> Any:
     """Return this rank's batches of a data set: over all ranks each sample exactly once an epoch.
 
     Global batch s of an epoch is the same on any number of ranks, and in the last, shorter one the
@@ -21,12 +22,14 @@ def shard(*data: Any, batch_size: int, shuffle: bool = True, seed: int = 0, **op
     the same arguments.
 
     Args:
-        data: arrays of equally many samples, such as images and labels; or one of
-            `keras.utils.PyDataset` (its batches are divided among the ranks), a `torch` Dataset or
-            DataLoader of known length, or a `tf.data.Dataset` of single samples and known length.
-        batch_size: samples of each rank in a step (count).
+        data: arrays of equally many samples, such as images and labels; or one of a `torch` Dataset
+            or DataLoader of known length (its data set is taken), a `tf.data.Dataset` of single
+            samples and known length, or a `keras.utils.PyDataset`, of whose batches each rank
+            takes its part.
+        batch_size: samples of each rank in a step (count); None for a PyDataset.
         shuffle: another order in each epoch, the same on all ranks; False keeps that of the data.
-            The order of a `tf.data.Dataset` is its own: its shuffle must be seeded.
+            A `tf.data.Dataset` has its own order, whose shuffle must be seeded, and so has a
+            PyDataset.
         seed: of the order.
 
     Returns:
@@ -34,19 +37,23 @@ def shard(*data: Any, batch_size: int, shuffle: bool = True, seed: int = 0, **op
         where one array was given.
 
     Raises:
-        ValueError: when the numbers of samples differ, are unknown, or are too few for the ranks.
+        ValueError: when the numbers of samples differ, are unknown, or leave a rank without any
+            in the last step.
         TypeError: when the data is of another kind.
     """
-    require_count(batch_size, "batch_size")
     require(bool(data), "data", "be arrays or a data set", data)
-    first = data[0]
+    first, alone = data[0], len(data) == 1
     kind = {base.__module__.split(".")[0] for base in type(first).__mro__}
-    if "tensorflow" in kind and hasattr(first, "take"):
+    if alone and "keras" in kind and hasattr(first, "on_epoch_end"):
+        require(batch_size is None, "batch_size", "be None for a PyDataset", batch_size)
+        return _parts_of_batches(first)
+    require_count(batch_size, "batch_size")
+    if alone and "tensorflow" in kind and hasattr(first, "take"):
         return _tf_dataset(first, batch_size)
-    if len(data) == 1 and hasattr(first, "__getitem__") and not hasattr(first, "shape"):
-        return _Batches(_Samples(first), batch_size, shuffle, seed, options)
-    if len(data) == 1 and hasattr(first, "dataset") and hasattr(first, "batch_size"):
-        return _Batches(_Samples(first.dataset), batch_size, shuffle, seed, options)
+    if alone and hasattr(first, "dataset") and hasattr(first, "batch_size"):
+        first = first.dataset
+    if alone and hasattr(first, "__getitem__") and not hasattr(first, "shape"):
+        return _batches(_Samples(first), batch_size, shuffle, seed)
     if not all(hasattr(each, "shape") for each in data):
         raise TypeError(
             "`data` must be arrays, a `keras.utils.PyDataset`, a `torch` Dataset or DataLoader, or "
@@ -54,7 +61,16 @@ def shard(*data: Any, batch_size: int, shuffle: bool = True, seed: int = 0, **op
         )
     lengths = {len(each) for each in data}
     require(len(lengths) == 1, "data", "have equally many samples in each array", sorted(lengths))
-    return _Batches(_Arrays(data), batch_size, shuffle, seed, options)
+    return _batches(_Arrays(data), batch_size, shuffle, seed)
+
+
+def _deal(samples: int, batch_size: int, **order: Any) -> list[RankShard]:
+    """Divide an epoch; refuse a last step in which a rank would have nothing to compute with."""
+    shards = epoch_batches(samples, batch_size, rank(), size(), **order)
+    must = f"leave each of the {size()} ranks a sample in the last step of {samples} samples"
+    then = f"Take another one, or {samples - shards[-1].global_size} samples."
+    require(shards[-1].global_size >= size(), "batch_size", must, batch_size, then)
+    return shards
 
 
 class _Arrays:
@@ -85,7 +101,7 @@ class _Samples:
         return keras.tree.map_structure(lambda *each: np.stack([*map(np.asarray, each)]), *items)
 
 
-def _Batches(source: Any, batch_size: int, shuffle: bool, seed: int, options: dict) -> Any:
+def _batches(source: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
     import keras
 
     from dlguide.distributed import hooks
@@ -98,26 +114,58 @@ def _Batches(source: Any, batch_size: int, shuffle: bool, seed: int, options: di
         keeps_order = True
 
         def __init__(self) -> None:
-            super().__init__(**options)
-            self.epoch = 0
-            self._deal()
+            super().__init__()
+            self.epoch, self.last = 0, 0
+            self.deal()
 
-        def _deal(self) -> None:
-            self.shards = epoch_batches(
-                len(source), batch_size, rank(), size(), self.epoch, seed, shuffle
+        def deal(self) -> None:
+            self.shards = _deal(
+                len(source), batch_size, epoch=self.epoch, seed=seed, shuffle=shuffle
             )
 
         def __len__(self) -> int:
             return len(self.shards)
 
         def __getitem__(self, step: int) -> Any:
+            # An epoch begins when its first batch is read after others: `fit` may look at that
+            # batch before it trains, and with `steps_per_epoch` it goes on in the middle.
+            if step == 0 and self.last:
+                self.epoch += 1
+                self.deal()
+            self.last = step
             return source.batch(self.shards[step].indices)
 
-        def on_epoch_end(self) -> None:
-            self.epoch += 1
-            self._deal()
-
     return Batches()
+
+
+def _parts_of_batches(batches: Any) -> Any:
+    """Return a PyDataset of this rank's part of each batch of another one."""
+    import keras
+
+    from dlguide.distributed import hooks
+
+    hooks.install()
+
+    class Parts(keras.utils.PyDataset):
+        """This rank's parts of batches, in the order of all ranks."""
+
+        keeps_order = True
+
+        def __len__(self) -> int:
+            return len(batches)
+
+        def __getitem__(self, step: int) -> Any:
+            batch = batches[step]
+            samples = len(keras.tree.flatten(batch)[0])
+            must = f"have a sample for each of the {size()} ranks in each batch"
+            require(samples >= size(), "data", must, samples)
+            mine = rows(samples, rank(), size())
+            return keras.tree.map_structure(lambda each: each[mine], batch)
+
+        def on_epoch_end(self) -> None:
+            batches.on_epoch_end()
+
+    return Parts()
 
 
 def _tf_dataset(data: Any, batch_size: int) -> Any:
@@ -125,14 +173,11 @@ def _tf_dataset(data: Any, batch_size: int) -> Any:
     samples = int(data.cardinality())
     then = "Set it: `data.apply(tf.data.experimental.assert_cardinality(samples))`."
     require(samples >= 0, "data", "be of known length", samples, then)
-    shards = epoch_batches(samples, batch_size, rank(), size(), shuffle=False)
-
-    def batches() -> Iterator[tuple[int, int]]:
-        return ((int(s.indices[0]) if len(s.indices) else 0, len(s.indices)) for s in shards)
-
+    shards = _deal(samples, batch_size, shuffle=False)
     import tensorflow as tf
 
-    starts, counts = np.array(list(batches()), np.int64).T
+    starts = np.array([s.indices[0] for s in shards], np.int64)
+    counts = np.array([len(s.indices) for s in shards], np.int64)
     sizes = np.array([s.global_size for s in shards], np.int64)
     begins = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     plan = tf.data.Dataset.from_tensor_slices((starts - begins, counts))

@@ -9,6 +9,7 @@ with 9 and 1 valid tokens on two ranks the one token weighs as much as the nine.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,10 +20,24 @@ from dlguide.distributed.world import world
 if TYPE_CHECKING:
     from dlguide.collectives.communicator import Communicator
 
-# While Keras computes the loss of a step: how many samples the rank has in it.
-_of_step: list[Any] = []
+
+@dataclass
+class _Step:
+    """A loss that Keras computes: of how many samples, in training, weighted by `weighted`."""
+
+    samples: Any
+    training: bool
+    weighted: bool = False
+
+
+_of_step: list[_Step] = []  # the one under way
 # From then until its gradients are exchanged; a second entry never comes.
 _weight: list[Any] = []
+
+
+def under_way() -> bool:
+    """Return whether Keras computes a loss right now."""
+    return bool(_of_step)
 
 
 def samples_of_step() -> Any:
@@ -45,7 +60,7 @@ def weighted(loss: Any, weights: Any) -> Any:
     Keras with a mask or sample weights are weighted by `DistributedOptimizer` itself.
 
     All ranks must call it in each step; it exchanges 16 bytes. A rank without any weight
-    contributes 0.
+    contributes 0. In an evaluation it returns `loss`: ranks may evaluate alone.
 
     Args:
         loss: this rank's mean, a scalar tensor.
@@ -64,9 +79,22 @@ def weighted(loss: Any, weights: Any) -> Any:
         return loss
     import keras
 
+    step = _of_step[-1] if _of_step else _Step(1, True)
+    if not step.training:
+        return loss
+    step.weighted = True
     loss = keras.ops.convert_to_tensor(loss)
-    total = keras.ops.sum(keras.ops.cast(weights, loss.dtype))
-    return _scaled(loss, total, _of_step[-1] if _of_step else 1, ranks)
+    total = keras.ops.sum(keras.ops.cast(weights, precision(loss)))
+    return loss_times(loss, share_of(total, step.samples, ranks, precision(loss)))
+
+
+def loss_in_evaluation(compute: Callable[[], Any]) -> Any:
+    """Return a loss that Keras computes for this rank alone."""
+    _of_step.append(_Step(None, False))
+    try:
+        return compute()
+    finally:
+        _of_step.pop()
 
 
 def loss_of_step(
@@ -85,13 +113,16 @@ def loss_of_step(
     import keras
 
     samples = _samples(x)
-    _of_step.append(samples)
+    step = _Step(samples, True)
+    _of_step.append(step)
     try:
         loss = compute()
     finally:
         _of_step.pop()
-    entries = _entries(model, outputs, sample_weight, keras.ops)
-    return (loss if entries is None else _scaled(loss, entries, samples, ranks)), samples
+    entries = None if step.weighted else _entries(model, outputs, sample_weight, keras.ops)
+    if entries is not None:
+        loss = loss_times(loss, share_of(entries, samples, ranks, precision(loss)))
+    return loss, samples
 
 
 def _samples(x: Any) -> Any:
@@ -118,35 +149,53 @@ def _entries(model: Any, outputs: Any, sample_weight: Any, ops: Any) -> Any:
             'A loss with `reduction="sum"` is no mean, so that its gradients must be added up: '
             "use `DistributedOptimizer(optimizer, op=Sum)`."
         )
-    if len(outputs) == 1 and "mean_with_sample_weight" in reductions and sample_weight is not None:
+    by_weight = "mean_with_sample_weight" in reductions and sample_weight is not None
+    if by_weight and len(outputs) == 1:
         weights = ops.cast(sample_weight, "float32")
         if masks[0] is not None:
             weights = weights * ops.cast(masks[0], "float32")
         return ops.sum(weights)
-    if all(mask is None for mask in masks):
+    if all(mask is None for mask in masks) and not by_weight:
         return None
     if len(outputs) > 1:
         raise NotImplementedError(
-            "A model with several outputs and a mask has no single number of valid entries, so "
-            "that its loss cannot be weighted over ranks. Weight each loss yourself with "
-            "`dlguide.distributed.weighted` in a `train_step` of your own."
+            "A model with several outputs and masks or sample weights has no single number of "
+            "valid entries, so that its loss cannot be weighted over ranks. Weight each loss "
+            "yourself with `dlguide.distributed.weighted` in a `train_step` of your own."
         )
     return ops.sum(ops.cast(masks[0], "float32"))
 
 
-def _scaled(loss: Any, own: Any, share: Any, ranks: Communicator) -> Any:
-    """Return loss * (own / sum of own) / (share / sum of share), sums over ranks."""
+def precision(tensor: Any) -> str:
+    import keras
+
+    return "float64" if keras.backend.standardize_dtype(tensor.dtype) == "float64" else "float32"
+
+
+def share_of(own: Any, share: Any, ranks: Communicator, dtype: str) -> Any:
+    """Return (own / sum of own) / (share / sum of share), sums over ranks; within a step.
+
+    It is 0 on a rank that has nothing of its own; what its gradients then hold that is not finite
+    does not count in the next exchange.
+    """
     import keras
 
     ops = keras.ops
-    dtype = "float64" if keras.backend.standardize_dtype(loss.dtype) == "float64" else "float32"
     pair = ops.stop_gradient(ops.stack([ops.cast(own, dtype), ops.cast(share, dtype)]))
 
     def relative(arrays: list[np.ndarray], into: Any = None) -> list[np.ndarray]:
         mine, parts = arrays[0].astype(np.float64)
         total, whole = ranks.steps.allgather_numbers(arrays[0]).sum(axis=0)
+        if not mine:
+            ranks.steps.has_nothing = True
         return [np.array(mine / total * whole / parts if total and parts else 0.0, dtype)]
 
-    factor = ops.stop_gradient(call(relative, [pair], [ops.zeros((), dtype)])[0])
-    # 0 * nan is nan: a rank without valid entries may have divided by zero.
+    return ops.stop_gradient(call(relative, [pair], [ops.zeros((), dtype)])[0])
+
+
+def loss_times(loss: Any, factor: Any) -> Any:
+    """Return a loss times a rank's share, 0 where the rank has nothing: 0 * nan is nan."""
+    import keras
+
+    ops = keras.ops
     return ops.where(factor > 0, loss * ops.cast(factor, loss.dtype), ops.zeros_like(loss))

@@ -33,7 +33,10 @@ class MpiCommunicator(Communicator):
         comm: a duplicate of MPI's world, or of the communicator given.
         steps: the same ranks for what training steps exchange: the runtime of a backend calls
             from threads of its own, while the main thread may be a step ahead.
+        has_nothing: whether this rank's loss in the step under way is a mean over nothing.
     """
+
+    has_nothing = False
 
     def __init__(self, comm: Comm | None = None, steps: bool = True) -> None:
         from mpi4py import MPI
@@ -122,7 +125,6 @@ def world() -> MpiCommunicator | None:
     use_onednn()
     name, ranks = backend(), launched()[1]
     if ranks == 1 and "mpi4py.MPI" not in sys.modules:
-        _divide_threads(name, 1)
         return None
     from mpi4py import MPI
 
@@ -135,10 +137,11 @@ def world() -> MpiCommunicator | None:
             "`srun --mpi=pmi2`."
         )
     if found == 1:
-        _divide_threads(name, 1)
         return None
     node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
-    _divide_threads(name, node.size)
+    masks = node.allgather(sorted(os.sched_getaffinity(0)))
+    # A launcher that binds has given each rank cores of its own.
+    _divide_threads(name, masks.count(masks[node.rank]))
     node.Free()
     if name == "jax":
         # A pending step at the end of the program would hang in MPI_Finalize.
@@ -183,9 +186,7 @@ def _divide_threads(name: str, ranks: int) -> None:
     chosen = os.environ.get(SET_THREADS, "")
     count = int(chosen) if chosen.isdecimal() and int(chosen) else None
     if count is None:
-        if ranks == 1:
-            return
-        count = threads.plan(ranks=ranks).threads
+        count = threads.plan(ranks=ranks, oversubscribe=True).threads
     if name == "torch":
         import torch
 
@@ -193,6 +194,15 @@ def _divide_threads(name: str, ranks: int) -> None:
     elif name == "jax":
         os.environ.setdefault(XLA_THREADS, str(count))
         import jax
+        from jax._src import xla_bridge
+
+        if xla_bridge.backends_are_initialized():
+            warnings.warn(
+                "JAX has been used before `dlguide.distributed.init()`: it keeps its threads, and "
+                "on one core an exchange may wait for itself. Call `init()` first.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
         # The exchange is a call into Python from XLA's threads. On one core an array that is
         # still being dispatched would wait for the very thread that waits for it.
