@@ -22,6 +22,11 @@ class Communicator(Protocol):
     rank: int
     size: int
 
+    @property
+    def members(self) -> Sequence[int]:
+        """The ranks' numbers in error texts, where they are some of others."""
+        return range(self.size)
+
     def broadcast(self, variables: Sequence[keras.Variable]) -> None:
         """Set variables on every rank to the values of rank 0."""
 

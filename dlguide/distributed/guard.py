@@ -42,8 +42,8 @@ def require_alike(ranks: Communicator, lines: Sequence[str], what: str) -> None:
     for here, there in zip_longest(*texts, fillvalue="nothing"):
         if here != there:
             raise RanksDifferError(
-                f"{what} must be the same on every rank: rank 0 has {here}, rank {other} has "
-                f"{there}."
+                f"{what} must be the same on every rank: rank {ranks.members[0]} has {here}, "
+                f"rank {ranks.members[other]} has {there}."
             )
 
 
@@ -52,7 +52,8 @@ def require_equal_steps(ranks: Communicator, steps: int | None) -> None:
     batches = [int(text) for text in ranks.allgather(str(-1 if steps is None else steps))]
     if min(batches) < 0 or min(batches) == max(batches):
         return
-    counts = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(batches))
+    pairs = zip(ranks.members, batches, strict=True)
+    counts = ", ".join(f"rank {rank}: {count}" for rank, count in pairs)
     raise RanksDifferError(
         "The number of batches per epoch must be the same on every rank, because each of them "
         f"exchanges gradients; got {counts}. Cut the data into equal parts, or give `fit` "
@@ -61,7 +62,10 @@ def require_equal_steps(ranks: Communicator, steps: int | None) -> None:
 
 
 def require_equal_weights(
-    ranks: Communicator, values: Sequence[np.ndarray], variables: Sequence[Any], first: bool
+    ranks: Communicator,
+    values: Sequence[np.ndarray],
+    variables: Sequence[Any],
+    cause: str = CHANGED_ELSEWHERE,
 ) -> None:
     """Raise on every rank when their weights are not the same; all ranks call.
 
@@ -69,30 +73,37 @@ def require_equal_weights(
 
     Args:
         values: of the variables, in the same order on all ranks.
-        first: whether at most one update was made: then nobody has broadcast the weights.
+        cause: the likely one, for the error's text, a sentence without its full stop.
 
     Raises:
         RanksDifferError: when weights differ by more than rounding.
     """
     values = [np.ascontiguousarray(value) for value in values]
     sums = np.array([zlib.crc32(v.reshape(-1).view(np.uint8)) for v in values], np.uint32)
-    everyone = np.array(
-        [np.frombuffer(e, np.uint32) for e in ranks.allgather_bytes(sums.tobytes())]
-    )
-    different = np.flatnonzero((everyone != everyone[0]).any(axis=0))
-    if len(different):
-        _complain(ranks, values, variables, everyone, different, first)
+    gathered = ranks.allgather_bytes(sums.tobytes())
+    everyone = np.array([np.frombuffer(each, np.uint32) for each in gathered])
+    text = difference(ranks, values, variables, everyone, cause)
+    if text:
+        raise RanksDifferError(text)
 
 
-def _complain(
+def difference(
     ranks: Communicator,
     values: Sequence[np.ndarray],
     variables: Sequence[Any],
     sums: np.ndarray,
-    different: np.ndarray,
-    first: bool,
-) -> None:
-    """Say how far the weights of all ranks are apart; a warning when it is rounding."""
+    cause: str,
+) -> str:
+    """Say how far the weights of all ranks are apart; "" where they are not, or by rounding only.
+
+    Rounding is a warning. All ranks call.
+
+    Args:
+        sums: checksums of the variables, shape (ranks, variables).
+    """
+    different = np.flatnonzero((sums != sums[0]).any(axis=0))
+    if not len(different):
+        return ""
     worst, worst_relative, name, rounding = 0.0, -1.0, "", True
     for i in different:
         own = values[i].astype(np.float64)
@@ -115,25 +126,26 @@ def _complain(
             "different kinds do this; it does no harm while it stays small.",
             stacklevel=2,
         )
-        return
-    cause = NO_BROADCAST if first else CHANGED_ELSEWHERE
-    raise RanksDifferError(
-        f"The weights of all ranks must be equal, and {_parties(sums)} ({counted}, {measured}). "
-        f"{cause}."
+        return ""
+    return (
+        f"The weights of all ranks must be equal, and {_parties(sums, ranks.members)} ({counted}, "
+        f"{measured}). {cause}."
     )
 
 
 def _unit(dtype: np.dtype) -> float:
-    """Return one unit in the last place, relative to 1."""
-    return float(np.finfo(dtype).eps) if dtype.kind == "f" and dtype.itemsize > 2 else 2.0**-8
+    """Return one unit in the last place, relative to 1; 0 for whole numbers."""
+    if dtype.kind == "f":
+        return float(np.finfo(dtype).eps)
+    return 2.0**-7 if dtype.name == "bfloat16" else 0.0
 
 
-def _parties(sums: np.ndarray) -> str:
+def _parties(sums: np.ndarray, ranks: Sequence[int]) -> str:
     """Return which ranks differ from the others: 'rank 2 differs from ranks 0, 1'."""
-    groups = group_ranks(row.tobytes() for row in sums)
+    groups = group_ranks((row.tobytes() for row in sums), ranks)
     parties = sorted(groups.values(), key=len)
-    if len(parties) == len(sums):
-        return f"those of {ranks_in_words(range(len(sums)))} all differ"
+    if len(parties) == len(ranks):
+        return f"those of {ranks_in_words(ranks)} all differ"
     others = sorted(rank for party in parties[:-1] for rank in party)
     verb = "differs" if len(others) == 1 else "differ"
     return f"{ranks_in_words(others)} {verb} from {ranks_in_words(parties[-1])}"

@@ -18,7 +18,12 @@ from keras.src.saving import object_registration
 
 from dlguide.distributed import hooks
 from dlguide.distributed.exchange import CASTS, Exchange
-from dlguide.distributed.guard import require_alike, require_equal_weights
+from dlguide.distributed.guard import (
+    CHANGED_ELSEWHERE,
+    NO_BROADCAST,
+    require_alike,
+    require_equal_weights,
+)
 from dlguide.distributed.steps import call, read_variables, refuse_xla, unconverted
 from dlguide.distributed.weighting import precision, set_samples, share_of
 from dlguide.distributed.world import MpiCommunicator, backend, refuse_other_distribution, world
@@ -353,7 +358,8 @@ class GradientReducer:
 
         def compare(arrays: list[np.ndarray], into: Any = None) -> list[np.ndarray]:
             *weights, calls = arrays
-            require_equal_weights(self.ranks.steps, weights, variables, first=int(calls) == passes)
+            cause = NO_BROADCAST if int(calls) == passes else CHANGED_ELSEWHERE
+            require_equal_weights(self.ranks.steps, weights, variables, cause)
             return [np.zeros((), np.int32)]
 
         weights = [variable.value for variable in variables]
@@ -362,7 +368,7 @@ class GradientReducer:
     def compare_now(self, variables: Sequence[Any]) -> None:
         """Raise on all ranks when their weights differ; outside a step."""
         if self.check_every and self._agreed:
-            require_equal_weights(self.ranks, read_variables(variables), variables, first=False)
+            require_equal_weights(self.ranks, read_variables(variables), variables)
 
     def _description(
         self, grads: Sequence[Any], variables: Sequence[Any], optimizer: Any

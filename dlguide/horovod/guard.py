@@ -10,35 +10,46 @@ the training with the ranks' numbers and the likely cause.
 from __future__ import annotations
 
 import os
-import warnings
 import zlib
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from dlguide.collectives.agreement import group_ranks
-from dlguide.errors import ranks_in_words, require, require_count
+from dlguide.collectives.communicator import Communicator
+from dlguide.distributed import guard as shared
+from dlguide.distributed.exchange import RanksDifferError
+from dlguide.distributed.guard import CHANGED_ELSEWHERE
+from dlguide.errors import require, require_count
 from dlguide.horovod.native import ProcessSet, communicates, global_process_set, members
-from dlguide.horovod.ops import allgather, allgather_bytes, broadcast
+from dlguide.horovod.ops import allgather, allgather_bytes
 
 CHECK_EVERY = 100  # updates; the switch is DLGUIDE_HVD_CHECK_EVERY, 0 turns the guard off
-ROUNDING = 1000  # differences up to this many units in the last place may be rounding
 NO_BROADCAST = (
     "The ranks did not start from the same weights: broadcast them first, with "
     "`hvd.callbacks.BroadcastGlobalVariablesCallback(0)` in `fit` or "
     "`hvd.broadcast_variables(model.weights, root_rank=0)` in your own loop"
 )
-CHANGED_ELSEWHERE = (
-    "Something other than this optimizer changes weights on some ranks: another optimizer that is "
-    "not distributed, weights loaded on one rank only, or a rank that skips steps"
-)
 
 
-class RanksDifferError(RuntimeError):
-    """Ranks that must be equal are not; raised on all of them together."""
+class RanksOfSet(Communicator):
+    """The ranks of a process set, for the texts that all exchanges share.
+
+    Without a name its collectives may be called from within a graph: a name takes a tf.function,
+    which needs a thread of TensorFlow's pool, and that code may be running on the only one.
+    """
+
+    def __init__(self, process_set: ProcessSet, name: str | None = None) -> None:
+        self.process_set, self.name = process_set, name
+        self.size = len(self.members)
+
+    @property
+    def members(self) -> Sequence[int]:
+        return members(self.process_set)
+
+    def allgather_bytes(self, data: bytes) -> list[bytes]:
+        return allgather_bytes(data, self.name, self.process_set)
 
 
 def check_interval(value: int | None) -> int:
@@ -56,18 +67,8 @@ def require_alike(
     lines: Sequence[str], what: str, process_set: ProcessSet = global_process_set
 ) -> None:
     """Raise on every rank when their descriptions of `what` differ; all ranks of the set call."""
-    if not communicates(process_set):
-        return
-    described = allgather_bytes("\n".join(lines).encode(), "dlguide.alike", process_set)
-    other = next((i for i, text in enumerate(described) if text != described[0]), 0)
-    texts = (described[place].decode().split("\n") for place in (0, other))
-    for here, there in zip_longest(*texts, fillvalue="nothing"):
-        if here != there:
-            ranks = members(process_set)
-            raise RanksDifferError(
-                f"{what} must be the same on every rank: rank {ranks[0]} has {here}, "
-                f"rank {ranks[other]} has {there}."
-            )
+    if communicates(process_set):
+        shared.require_alike(RanksOfSet(process_set, "dlguide.alike"), lines, what)
 
 
 def check_weights(
@@ -94,19 +95,8 @@ def check_weights(
 
 def require_equal_steps(steps: int | None, process_set: ProcessSet = global_process_set) -> None:
     """Refuse ranks with different numbers of batches: the others would wait indefinitely."""
-    if not communicates(process_set):
-        return
-    own = np.array([-1 if steps is None else steps])
-    batches = allgather(own, "dlguide.steps", process_set=process_set).numpy()
-    if batches.min() < 0 or batches.min() == batches.max():
-        return
-    pairs = zip(members(process_set), batches, strict=True)
-    counts = ", ".join(f"rank {rank}: {count}" for rank, count in pairs)
-    raise RanksDifferError(
-        "The number of batches per epoch must be the same on every rank, because each of them "
-        f"exchanges gradients; got {counts}. Cut the data into equal parts, or give `fit` "
-        f"`steps_per_epoch={batches.min()}` on every rank."
-    )
+    if communicates(process_set):
+        shared.require_equal_steps(RanksOfSet(process_set, "dlguide.steps"), steps)
 
 
 class WeightConsistencyCheck:
@@ -192,49 +182,5 @@ def _complaint(
     fingerprints: np.ndarray, variables: Sequence[Any], cause: str, process_set: ProcessSet
 ) -> str:
     """Say how far the weights of all ranks are apart; "" and a warning when it is rounding."""
-    # The collectives here go without names: a name takes a tf.function, which needs a thread of
-    # TensorFlow's pool, and from within a graph this code may be running on the only one.
-    ranks = members(process_set)
-    worst, worst_relative, worst_name, rounding = 0.0, -1.0, "", True
-    different = np.flatnonzero((fingerprints != fingerprints[0]).any(axis=0))
-    for i in different:
-        own = tf.convert_to_tensor(variables[i])
-        first = broadcast(own, ranks[0], process_set=process_set)
-        own, first = (np.asarray(tensor, np.float64) for tensor in (own, first))
-        apart = np.where(own == first, 0.0, np.abs(own - first))
-        apart[np.isnan(own) & np.isnan(first)] = 0.0
-        apart = np.nan_to_num(apart, nan=np.inf)
-        largest = allgather([apart.max(initial=0.0)], process_set=process_set)
-        distance = float(largest.numpy().max())
-        size = float(np.abs(first).max(initial=0.0)) or 1.0
-        relative = distance / size if np.isfinite(size) else np.inf
-        precision = tf.as_dtype(variables[i].dtype)
-        unit = np.finfo(precision.as_numpy_dtype).eps if precision.is_floating else 0.0
-        rounding &= relative <= min(ROUNDING * float(unit), 0.01)
-        if relative > worst_relative:
-            worst, worst_relative = distance, relative
-            worst_name = getattr(variables[i], "path", variables[i].name)
-    counted = f"{len(different)} of {len(variables)} trainable variables"
-    measured = f"most in `{worst_name}`, by up to {worst:.2g}"
-    if rounding:
-        warnings.warn(
-            f"The weights of the ranks differ by rounding ({counted}, {measured}). Processors of "
-            "different kinds do this; it does no harm while it stays small.",
-            stacklevel=2,
-        )
-        return ""
-    return (
-        f"The weights of all ranks must be equal, and {_parties(fingerprints, ranks)} ({counted}, "
-        f"{measured}). {cause}."
-    )
-
-
-def _parties(fingerprints: np.ndarray, ranks: Sequence[int]) -> str:
-    """Return which ranks differ from the others: 'rank 2 differs from ranks 0, 1'."""
-    groups = group_ranks((row.tobytes() for row in fingerprints), ranks)
-    parties = sorted(groups.values(), key=len)
-    if len(parties) == len(ranks):
-        return f"those of {ranks_in_words(ranks)} all differ"
-    others = sorted(rank for party in parties[:-1] for rank in party)
-    verb = "differs" if len(others) == 1 else "differ"
-    return f"{ranks_in_words(others)} {verb} from {ranks_in_words(parties[-1])}"
+    values = [np.asarray(tf.convert_to_tensor(variable)) for variable in variables]
+    return shared.difference(RanksOfSet(process_set), values, variables, fingerprints, cause)

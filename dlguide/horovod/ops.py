@@ -157,10 +157,11 @@ def grouped_allgather(
 
 
 def allgather_bytes(
-    data: bytes, name: str, process_set: ProcessSet = global_process_set
+    data: bytes, name: str | None, process_set: ProcessSet = global_process_set
 ) -> list[bytes]:
     """Return the bytes of every rank, in rank order; lengths may differ."""
-    lengths = allgather(np.array([len(data)]), f"{name}.lengths", process_set=process_set)
+    of_lengths = name and f"{name}.lengths"
+    lengths = allgather(np.array([len(data)]), of_lengths, process_set=process_set)
     gathered = allgather(np.frombuffer(data, np.uint8), name, process_set=process_set)
     whole = gathered.numpy().tobytes()
     return [whole[start:end] for start, end in pairwise(np.cumsum([0, *lengths.numpy()]))]
