@@ -39,6 +39,7 @@ OPEN_SERVERS = (
     "as on your own laptop without a network, write `allow_open_servers=True`."
 )
 _LOADED = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+_NO_PROXY = {"no_grpc_proxy": "127.0.0.1"}  # gRPC asks the proxy of `http_proxy` for loopback too
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ class Lab:
                 task = {"type": "worker", "index": worker}
                 config = {"cluster": {"worker": addresses}, "task": task} if workers > 1 else {}
                 order = payload, folder, variables | {"TF_CONFIG": json.dumps(config)}
-                order[2].update(environment or {})
+                order[2].update(_NO_PROXY | dict(environment or {}))
                 processes.append(self._context.Process(target=_work, args=order, daemon=True))
             ended = _wait(processes, folders, limit_s, grace_s, leader)
             return Outcome(

@@ -301,7 +301,8 @@ def train_on_servers(
     Updates are asynchronous: each is applied when it comes. `allow_open_servers` as in `Lab`.
     """
     roles = ["chief", *["worker"] * workers, *["ps"] * servers]
-    threads = dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "0")
+    # a step that waits for a server holds a thread: with one, as on one core, nobody would answer
+    threads = {"TF_NUM_INTRAOP_THREADS": "0", "TF_NUM_INTEROP_THREADS": "4"}
     how = {"limit_s": timeout_s, "leader": 0, "environment": threads}
     with Lab(allow_open_servers) as lab:
         outcome = lab.try_out(_take_part, roles, steps, workers=len(roles), **how)

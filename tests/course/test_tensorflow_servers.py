@@ -32,12 +32,23 @@ def left():
     ]
 
 
-def test_every_step_is_an_update_and_the_net_learns():
+def test_every_step_is_an_update_and_the_net_learns(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nobody answers there
     trained = tensorflow_strategies.train_on_servers(workers=2, servers=2, steps=120)
     assert trained.updates == trained.steps == 120
     assert set(trained.places.values()) == {"job:ps:0", "job:ps:1"}
     assert trained.accuracy > 0.6  # 0.1 by guessing
     assert not left()
+
+
+def test_one_core_is_enough():
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        trained = tensorflow_strategies.train_on_servers(workers=1, servers=1, steps=2)
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert trained.updates == 2
 
 
 def test_what_a_failed_process_said_is_quoted(monkeypatch, tmp_path):
