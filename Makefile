@@ -29,7 +29,7 @@ export MACHINE
 help:           ## list these commands
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
-setup: .venv/horovod  ## make .venv: pinned packages, Horovod, a sum on 2 ranks; WHEELHOUSE=FOLDER takes all from there
+setup: .venv/horovod  ## make .venv: pinned packages and, with g++, Horovod; WHEELHOUSE=FOLDER takes all from there
 
 run: setup      ## train the MNIST network on 1 rank and on 2; table and plot under build/
 	$(BIN)/dlguide train --compare --samples 16000 --learning-rate 0.004
@@ -119,5 +119,5 @@ distclean: clean  ## remove .venv too
 	@touch $@
 
 .venv/horovod: .venv/packages dlguide/install_horovod.py
-	$(BIN)/python -m dlguide install-horovod
+	$(BIN)/python -m dlguide install-horovod --optional
 	@touch $@

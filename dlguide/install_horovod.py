@@ -143,10 +143,17 @@ def _own_wheel(key: str) -> Path | None:
 
 
 def _install_wheel(wheel: Path, mpicc: Path, pytorch: bool) -> Path:
-    """Install a finished wheel into this environment and sum a value over two ranks with it."""
+    """Install a finished wheel into this environment and sum a value over two ranks with it.
+
+    One that does not work is removed again.
+    """
     run_step([*PIP, "install", "-q", "--no-deps", "--force-reinstall", wheel])
     for framework in TENSORS if pytorch else ("tensorflow",):
-        self_test(mpicc.parent, framework)
+        try:
+            self_test(mpicc.parent, framework)
+        except RuntimeError:
+            run_step([*PIP, "uninstall", "-q", "-y", "horovod"])
+            raise
         print(
             f"Horovod {HOROVOD_VERSION}, {framework}: "
             "an allreduce on 2 ranks returned the correct sum."

@@ -20,13 +20,11 @@ SCRATCH_BYTES = 1_000_000_000  # the largest download and the build, in the temp
 CPP17 = "#include <optional>\nint main() { return std::optional<int>{0}.value(); }\n"
 
 
-def missing(folder: Path = Path("."), builds: bool = True) -> list[str]:
+def missing(folder: Path = Path(".")) -> list[str]:
     """List what setting up in a folder still needs, one readable line each."""
     found = [
         _system(),
         _venv(),
-        compiler() if builds else "",
-        make(),
         _folder(folder),
         _disk(folder, DISK_BYTES, "Make room, or clone onto another disk."),
         _disk(Path(tempfile.gettempdir()), SCRATCH_BYTES, "Make room, or set TMPDIR."),
@@ -93,6 +91,6 @@ def _disk(folder: Path, needed: int, remedy: str) -> str:
 
 
 if __name__ == "__main__":
-    lines = missing(builds="--horovod-is-built" not in sys.argv)
+    lines = missing()
     sys.stderr.writelines(f"{line}\n" for line in lines)
     sys.exit(1 if lines else 0)

@@ -169,6 +169,19 @@ def test_cached_wheel_that_fails_here_is_built_again(cache, monkeypatch, capsys)
     assert "GLIBC_2.99 not found" in capsys.readouterr().out
 
 
+def test_wheel_that_fails_here_is_removed_again(tmp_path, monkeypatch):
+    steps = []
+    monkeypatch.setattr(install_horovod, "run_step", lambda words, *rest: steps.append(words[3]))
+
+    def fails(*arguments):
+        raise RuntimeError("GLIBC_2.99 not found")
+
+    monkeypatch.setattr(install_horovod, "self_test", fails)
+    with pytest.raises(RuntimeError, match="GLIBC_2.99 not found"):
+        install_horovod._install_wheel(wheel(tmp_path), BIN / "mpicc", False)
+    assert steps == ["install", "uninstall"]
+
+
 # --- the recipe --------------------------------------------------------------------------------
 
 

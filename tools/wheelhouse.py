@@ -30,7 +30,6 @@ AGAIN = "Copy the wheelhouse again."
 SHOWN = 5  # damaged files that are named, before the others are counted
 NBYTES, NBYTES_PYTORCH = 2_000_000_000, 9_000_000_000  # PyTorch's wheel brings CUDA's libraries
 DOWNLOAD_S = 7200.0  # the slow line of a centre must be enough
-COMPILES = 3  # exit status of `check`: Horovod's wheel is for a newer C library
 
 HOW_TO = """\
 Everything that the course takes from the internet, for Python {python} on {machine}.
@@ -41,7 +40,8 @@ Copy this folder to the machine without internet, then:
     tar xf dlguide.tar.gz -C ~ && cd ~/dlguide
     make setup PYTHON=python{python} WHEELHOUSE=/path/to/this/folder
 
-That machine needs Python {python} with venv, and make; g++ if its C library is older than {libc}.
+That machine needs Python {python} with venv, and make. Where its C library is
+older than {libc}, g++ adds Horovod.
 """
 
 
@@ -89,13 +89,6 @@ def problems(folder: Path, here: dict[str, str]) -> list[str]:
             bad.append(f"{name} is damaged: its SHA-256 is not that of the original. {AGAIN}")
     more = [f"{len(bad) - SHOWN} more files are missing or damaged."] if len(bad) > SHOWN else []
     return bad[:SHOWN] + more
-
-
-def must_compile(folder: Path, here: dict[str, str]) -> bool:
-    """Return whether Horovod must be compiled here: its wheel needs a C library as new as its."""
-    built = json.loads((folder / MACHINE).read_text())["libc"]
-    wheels = list((folder / "horovod").glob("*/horovod-*.whl"))
-    return not wheels or _numbers(built) > _numbers(here["libc"])
 
 
 def sha256(path: Path) -> str:
@@ -163,12 +156,17 @@ def _download(wanted: list[str], place: Path) -> None:
 def _add_horovod(place: Path) -> None:
     """Add Horovod's finished wheel, and its source for machines that the wheel does not fit."""
     from dlguide import install_horovod
+    from dlguide.errors import MissingComponentError
 
     mpicc = install_horovod.find_mpicc()
-    wheel = install_horovod.finished_wheel(mpicc)
-    target = place / "horovod" / wheel.parent.name
-    target.mkdir(parents=True)
-    shutil.copy(wheel, target)
+    try:
+        wheel = install_horovod.finished_wheel(mpicc)
+    except MissingComponentError as error:
+        print(f"Horovod's source only: {error}", flush=True)
+    else:
+        target = place / "horovod" / wheel.parent.name
+        target.mkdir(parents=True)
+        shutil.copy(wheel, target)
     with tempfile.TemporaryDirectory(prefix="dlguide-source-") as scratch:
         tools = install_horovod.fetch_tools(Path(scratch))
         shutil.copy(install_horovod.fetch_source(Path(scratch), mpicc, tools), place)
@@ -186,10 +184,6 @@ def _add_clone(place: Path) -> None:
         for name in tracked.split("\0"):
             if name and (ROOT / name).is_file():
                 archive.add(ROOT / name, f"dlguide/{name}", recursive=False)
-
-
-def _numbers(libc: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", libc)]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -213,7 +207,7 @@ def main(arguments: list[str] | None = None) -> int:
     if lines:
         return 1
     print(f"{folder}: all files are whole.")
-    return COMPILES if must_compile(folder, here) else 0
+    return 0
 
 
 if __name__ == "__main__":

@@ -83,11 +83,21 @@ def install_horovod(
     mpicc: Annotated[str | None, typer.Option(help="A site's own MPI compiler.")] = None,
     force: Annotated[bool, typer.Option(help="Build even when a wheel is in the cache.")] = False,
     pytorch: Annotated[bool, typer.Option(help="With its part for PyTorch, too.")] = False,
+    optional: Annotated[
+        bool, typer.Option(help="Where the compiler is missing, say so and end well.")
+    ] = False,
 ) -> None:
     """Build and install Horovod for this Python, TensorFlow and MPI."""
     from dlguide import install_horovod
+    from dlguide.errors import MissingComponentError
 
-    install_horovod.install(mpicc, force, pytorch)
+    try:
+        install_horovod.install(mpicc, force, pytorch)
+    except MissingComponentError as error:
+        if not optional:
+            raise
+        then = "Then `dlguide install-horovod` adds it; ranks train through MPI without it, too."
+        print(f"Horovod is left out. {error} {then}")
 
 
 @group.command()
