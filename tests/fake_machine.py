@@ -65,6 +65,66 @@ def tree(
     return sys_root, proc_root
 
 
+# /proc/cpuinfo as ARM64's kernel writes it: Graviton 3 from James Clark's mail of 13 December 2022
+# to linux-perf-users; Grace from Breno Leitao's of 3 July 2025 to linux-arm-kernel ("csdlock at
+# early boot"); the Mac's as Linux guests of Apple's hypervisor print it on an M1 (Docker, Lima).
+# Caches: Arm's technical reference manuals; NVIDIA for Grace's L3. Apple's guests hide the sizes.
+_V8 = (
+    "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm jscvt fcma"
+    " lrcpc dcpop sha3{} asimddp sha512{} asimdfhm dit uscat ilrcpc flagm"
+)
+ARM = {
+    "graviton3": {
+        "cores": 64, "sve_bytes": 32, "caches": ("64K", "64K", "1024K", "32768K"),
+        "numbers": ("2100.00", "0x41", "0x1", "0xd40", "1"),
+        "features": _V8.format(" sm3 sm4", " sve")
+        + " ssbs paca pacg dcpodp svei8mm svebf16 i8mm bf16 dgh rng",
+    },
+    "grace": {
+        "cores": 72, "sve_bytes": 16, "caches": ("64K", "64K", "1024K", "116736K"),
+        "numbers": ("2000.00", "0x41", "0x0", "0xd4f", "0"),
+        "features": _V8.format(" sm3 sm4", " sve")
+        + " sb paca pacg dcpodp sve2 sveaes svepmull svebitperm svesha3 svesm4 flagm2 frint"
+        " svei8mm svebf16 i8mm bf16 dgh bti",
+    },
+    "mac": {
+        "cores": 4, "sve_bytes": None, "caches": ("", "", ""),
+        "numbers": ("48.00", "0x61", "0x0", "0x000", "0"),
+        "features": _V8.format("", "") + " ssbs sb paca pacg dcpodp flagm2 frint",
+    },
+}  # fmt: skip
+
+
+def arm(root: Path, name: str) -> tuple[Path, Path]:
+    """Write the files of an ARM64 machine of one socket: "graviton3", "grace" or "mac" (a guest).
+
+    Grace has the memory of its GPU as a NUMA node without cores, as GH200 shows it.
+    """
+    one = ARM[name]
+    sys_root, proc_root = tree(root, cores=one["cores"])
+    clock, maker, variant, part, revision = one["numbers"]
+    block = (
+        f"processor\t: {{}}\nBogoMIPS\t: {clock}\nFeatures\t: {one['features']}\n"
+        f"CPU implementer\t: {maker}\nCPU architecture: 8\nCPU variant\t: {variant}\n"
+        f"CPU part\t: {part}\nCPU revision\t: {revision}\n"
+    )
+    write(proc_root / "cpuinfo", "\n".join(map(block.format, range(one["cores"]))))
+    if one["sve_bytes"]:
+        write(proc_root / "sys/abi/sve_default_vector_length", one["sve_bytes"])
+    if name == "grace":
+        write(sys_root / "devices/system/node/node1/cpulist", "")
+    for cpu in range(one["cores"]):
+        folder = sys_root / f"devices/system/cpu/cpu{cpu}"
+        for index, size in enumerate(one["caches"]):
+            write(folder / f"cache/index{index}/level", max(1, index))
+            kind = ("Data", "Instruction", "Unified")[min(index, 2)]
+            write(folder / f"cache/index{index}/type", kind)
+            write(folder / f"cache/index{index}/size", size)
+            if index == 3:
+                write(folder / "cache/index3/shared_cpu_list", f"0-{one['cores'] - 1}")
+    return sys_root, proc_root
+
+
 def machine(*nodes: int, threads: int = 1, quota: float | None = None) -> Machine:
     """Make a machine with so many physical cores on each NUMA node, one socket a node."""
     places = [(numa, core) for numa, count in enumerate(nodes) for core in range(count)]

@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 import psutil
 import pytest
-from fake_machine import tree, write
+from fake_machine import arm, tree, write
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -117,25 +117,58 @@ def test_describe_counts_a_hybrid_laptop(tmp_path):
     assert (found.has("vnni"), found.has("avx512")) == (True, False)
 
 
+ARM_UNITS = "asimd asimdhp asimddp"
+
+
 @pytest.mark.parametrize(
-    ("maker", "part", "name"),
+    ("name", "processor", "bits", "units", "onednn"),
     [
-        ("0x41", "0xd4f", "Arm Neoverse V2"),
-        ("0x41", "0xfff", "Arm processor, maker 0x41, part 0xfff"),
+        ("graviton3", "Arm Neoverse V1", 256, f"{ARM_UNITS} sve svei8mm svebf16", True),
+        ("grace", "Arm Neoverse V2", 128, f"{ARM_UNITS} sve sve2 svei8mm svebf16", False),
+        ("mac", "Apple processor, in a virtual machine", None, ARM_UNITS, False),
     ],
 )
-def test_describe_reads_an_arm_server(tmp_path, maker, part, name):
-    sys_root, proc_root = tree(tmp_path, sockets=2, cores=72)
-    block = (
-        "processor\t: {}\nBogoMIPS\t: 2000.00\nFeatures\t: fp asimd asimdhp asimddp sve "
-        "sve2 i8mm bf16 svebf16\nCPU implementer\t: {}\nCPU architecture: 8\nCPU part\t: {}\n"
+def test_describe_reads_an_arm64_machine(tmp_path, name, processor, bits, units, onednn):
+    roots = arm(tmp_path, name)
+    cores = {"graviton3": 64, "grace": 72, "mac": 4}[name]
+    found = describe(roots, range(cores))
+    assert found.processor == processor
+    counts = (found.sockets, found.numa_nodes, found.physical_cores, found.logical_cores)
+    assert counts == (1, 1, cores, cores)
+    server = {"neon", "dot", "fp16", "sve", "bf16"}
+    assert {each for each in EXTENSIONS if found.has(each)} == (
+        server if bits else {"neon", "dot", "fp16"}
     )
-    write(proc_root / "cpuinfo", "\n".join(block.format(cpu, maker, part) for cpu in range(144)))
-    found = describe((sys_root, proc_root), range(144))
-    assert found.processor == name
-    assert (found.sockets, found.numa_nodes, found.physical_cores) == (2, 2, 144)
-    assert {name for name in EXTENSIONS if found.has(name)} >= {"neon", "sve", "bf16", "fp16"}
-    assert not found.has("avx2")
+    assert topology.has_vnni(found.simd)  # Arm's products of 8-bit integers do not saturate either
+    assert found.sve_bits == bits
+    assert f"vector units {units}{f' (SVE of {bits} bits)' if bits else ''}\n" in str(found)
+    # TensorFlow's own choice: on for Neoverse V1 only
+    assert found.onednn.startswith(f"oneDNN {'on' if onednn else 'off'}: ")
+    assert "untried on ARM64" in found.onednn
+    l3 = {"graviton3": 32 * 2**20, "grace": 114 * 2**20}.get(name)
+    assert found.caches.get("L3") == l3
+    assert topology.last_level_cache_bytes(roots[0], range(cores)) == (l3 or 0)
+    assert topology.clock_hz(*roots, 0) is None  # no ARM64 kernel writes "cpu MHz"
+    found.to_file(tmp_path / "machine.json")
+    assert Machine.from_file(tmp_path / "machine.json") == found
+
+
+def test_describe_reports_the_numbers_of_an_unknown_arm_processor(tmp_path):
+    sys_root, proc_root = arm(tmp_path, "grace")
+    text = (proc_root / "cpuinfo").read_text().replace("0xd4f", "0xfff")
+    write(proc_root / "cpuinfo", text)
+    found = describe((sys_root, proc_root), range(72))
+    assert found.processor == "Arm processor, maker 0x41, part 0xfff"
+
+
+def test_an_emulator_s_host_is_not_described(monkeypatch):
+    # in user mode an emulator shows the host's /proc/cpuinfo, so its vector units would be claimed
+    arm = os.uname().machine == "aarch64"
+    monkeypatch.setattr("platform.machine", lambda: "x86_64" if arm else "aarch64")
+    found = machine.describe()
+    assert (found.processor, found.simd) == (topology.platform.machine(), ())
+    assert "vector units unknown" in str(found)
+    assert {core.cpu for core in found.cores} == os.sched_getaffinity(0)
 
 
 @pytest.mark.parametrize(
@@ -258,6 +291,7 @@ NONSENSE = {
     "no quota": (put(["quota_cores"], 0), r"at quota_cores: .*null for no limit, got 0"),
     "simd": (put(["simd", 1], 5), r"at simd\[1\]: expected a text, got 5"),
     "no list": (put(["gpus"], "P100"), r"at gpus: expected a list of texts, got 'P100'"),
+    "sve": (put(["sve_bits"], "256"), r"at sve_bits: expected .* or null without SVE, got '256'"),
     "cache": (put(["caches", "L2"], -1), r"at caches\.L2: expected a size in bytes, got -1"),
     "core's key": (put(["cores", 3], {"cpu": 3}), r"at cores\[3\]: expected an object with cpu, "),
     "core's value": (put(["cores", 3, "numa"], -1), r"at cores\[3\]\.numa: .* at least 0, got -1"),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_machine import ARM, arm
 from made_up_limits import LIMITS, limit
 from typer.testing import CliRunner
 
@@ -152,6 +153,15 @@ def stored(**changes):
     here = replace(LIMITS, machine=limits._machine(), **changes)
     limits._path().write_text(json.dumps(asdict(here)))
     return here, limits._path()
+
+
+def test_processors_without_a_name_are_told_apart(tmp_path):
+    found = {limits._machine(arm(tmp_path / name, name)[1] / "cpuinfo") for name in ARM}
+    assert len(found) == len(ARM)
+    assert any("0x41 0xd40" in each for each in found)
+    (tmp_path / "x86").write_text("processor\t: 0\nmodel name\t: Some Processor\nflags\t: avx2\n")
+    assert ": Some Processor, " in limits._machine(tmp_path / "x86")
+    assert f": {os.uname().machine}, " in limits._machine(tmp_path / "nothing")
 
 
 def test_limits_are_found_again_on_the_same_machine_and_version_only(cache, monkeypatch):

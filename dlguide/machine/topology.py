@@ -19,13 +19,16 @@ from typing import Any, NamedTuple
 from dlguide.errors import require, require_count, require_known
 from dlguide.machine.onednn_switch import onednn_state, state_of
 
-# Arm's kernel reports numbers for maker and model: common servers, from Arm's own tables
+# On ARM64 the kernel reports numbers for maker and model. Source: arch/arm64/include/asm/cputype.h
+# of Linux; Apple's hypervisor gives its guests the part 0x000.
 _ARM = {
     ("0x41", "0xd0c"): "Arm Neoverse N1",
     ("0x41", "0xd40"): "Arm Neoverse V1",
     ("0x41", "0xd49"): "Arm Neoverse N2",
     ("0x41", "0xd4f"): "Arm Neoverse V2",
+    ("0x41", "0xd84"): "Arm Neoverse V3",
     ("0x46", "0x001"): "Fujitsu A64FX",
+    ("0x61", "0x000"): "Apple processor, in a virtual machine",
     ("0xc0", "0xac3"): "Ampere-1",
 }
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -60,6 +63,8 @@ class Machine:
         os: operating system and kernel.
         onednn: whether TensorFlow computes with oneDNN in the process that described the machine,
             and why; "" where nobody has looked.
+        sve_bits: length of the registers of Arm's SVE (bits); None without SVE, or where the kernel
+            does not report it.
     """
 
     name: str
@@ -76,6 +81,7 @@ class Machine:
     gpus: tuple[str, ...]
     os: str
     onednn: str = field(default="", compare=False)
+    sve_bits: int | None = None
 
     @property
     def usable_cores(self) -> int:
@@ -134,12 +140,13 @@ class Machine:
         cores = counted(self.physical_cores, "physical core")
         threads = counted(self.logical_cores, "hardware thread")
         nodes = f"{counted(self.sockets, 'socket')}, {counted(self.numa_nodes, 'NUMA node')}"
+        bits = f" (SVE of {self.sve_bits} bits)" if self.sve_bits else ""
         onednn = f"  {self.onednn}\n" if self.onednn else ""
         return (
             f"{self.name}: {self.processor}\n"
             f"  this process may use {cores} ({threads}) on {nodes}{quota}\n"
             f"  caches {caches or 'unknown'}; memory {_binary(self.memory_bytes)}\n"
-            f"  vector units {' '.join(widest) or 'unknown'}\n{onednn}"
+            f"  vector units {' '.join(widest) or 'unknown'}{bits}\n{onednn}"
             f"  GPUs {', '.join(self.gpus) or 'none'}; {self.os}"
         )
 
@@ -170,7 +177,10 @@ def describe(
     allowed = sorted(set(os.sched_getaffinity(0) if cpus is None else cpus))
     require(bool(allowed), "cpus", "name at least one logical CPU", allowed)
     info = cpuinfo(proc)
+    here = proc == Path("/proc")
     first = info.get(allowed[0]) or next(iter(info.values()), {})
+    if here and _emulated(first):
+        first = {}
     flags = (first.get("flags") or first.get("Features") or "").split()
     cores = _cores(sysfs, info, allowed)
     machine = Machine(
@@ -184,9 +194,9 @@ def describe(
         memory_bytes=memory_bytes(sysfs, proc),
         gpus=_gpus(sysfs, proc),
         os=_system(),
+        sve_bits=_sve_bits(proc, flags),
     )
     # a tree of files says nothing about this process
-    here = proc == Path("/proc")
     state = onednn_state(machine) if here else state_of(machine, {})
     return replace(machine, onednn=str(state))
 
@@ -286,6 +296,9 @@ def _check(plain: Any, source: str) -> None:
     _expect(
         isinstance(plain.get("onednn", ""), str), source, "onednn", "a text", plain.get("onednn")
     )
+    bits = plain.get("sve_bits")
+    expected = "a whole number of bits, or null without SVE"
+    _expect(bits is None or _whole(bits, 1), source, "sve_bits", expected, bits)
     for name, size in plain["caches"].items():
         _expect(_whole(size, 1), source, f"caches.{name}", "a size in bytes", size)
     seen = set()
@@ -455,6 +468,21 @@ def cpuinfo(proc: Path) -> dict[int, dict[str, str]]:
     return {
         int(block["processor"]): block for block in blocks if block.get("processor", "").isdigit()
     }
+
+
+def _emulated(block: dict[str, str]) -> bool:
+    """Whether /proc/cpuinfo is of another architecture: emulators in user mode show the host's."""
+    arm = platform.machine().startswith(("aarch64", "arm"))
+    return bool(block) and arm != ("Features" in block)
+
+
+def _sve_bits(proc: Path, flags: Sequence[str]) -> int | None:
+    """Return the length that SVE's registers have in a new process (bits).
+
+    Source: Documentation/arch/arm64/sve.rst of Linux; the file holds bytes.
+    """
+    nbytes = read_integer(proc / "sys/abi/sve_default_vector_length")
+    return 8 * nbytes if nbytes and "sve" in flags else None
 
 
 def _processor_name(block: dict[str, str]) -> str:

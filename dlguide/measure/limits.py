@@ -436,6 +436,13 @@ def product_rates(dtype: str, threads: int, seconds: float) -> dict[int, list[fl
     return in_turns(kernels, seconds)
 
 
+def multiplier() -> str:
+    """Name what `product_rates` multiplies with in a process that `ask` has started."""
+    # on ARM64 `ask` leaves the choice to TensorFlow
+    switched_on = os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "1"
+    return "TensorFlow (oneDNN)" if switched_on else "TensorFlow"
+
+
 def product_sizes(threads: int) -> tuple[int, int]:
     """Edges of the matrices: with more threads there must be more to divide."""
     smallest = 1024
@@ -458,15 +465,15 @@ def _whole_memory() -> int:
     return min(sizes)
 
 
-def _machine() -> str:
+def _machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Name and processor: what the limits are stored for. Pods of a hub have names by chance."""
-    model = ""
+    text = ""
     with suppress(OSError):
-        found = re.search(
-            r"^model name\s*: *(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE
-        )
-        model = found[1].strip() if found else ""
-    processor = model or platform.machine()
+        text = cpuinfo.read_text()
+    model = re.search(r"^model name\s*: *(.*\S)", text, re.MULTILINE)
+    # ARM64 has no names, but numbers of maker and model
+    numbers = re.findall(r"^CPU (?:implementer|part)\s*: *(\S+)", text, re.MULTILINE)
+    processor = model[1] if model else " ".join([platform.machine(), *dict.fromkeys(numbers)])
     name = "a pod" if "KUBERNETES_SERVICE_HOST" in os.environ else platform.node()
     return f"{name}: {processor}, {len(os.sched_getaffinity(0))} logical CPUs"
 
@@ -645,7 +652,7 @@ def _files(job: dict[str, Any]) -> dict[str, Any]:
 def _products(job: dict[str, Any]) -> dict[str, Any]:
     rates = product_rates("float32", len(job["cpus"]), 4.0)
     size = max(rates, key=lambda each: float(np.median(rates[each])))
-    how = f"TensorFlow (oneDNN) matmul, {size} x {size}"
+    how = f"{multiplier()} matmul, {size} x {size}"
     return {"flops_per_s": {"samples": rates[size], "how": how}}
 
 

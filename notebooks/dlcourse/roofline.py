@@ -29,13 +29,19 @@ from dlguide import commands
 from dlguide.machine.topology import Machine, describe, last_level_cache_bytes
 from dlguide.measure import limits
 
-__all__ = ["Roof", "RooflinePoint", "measure", "place", "predict"]
+__all__ = ["Roof", "RooflinePoint", "lane_bits", "measure", "place", "predict"]
 
 # The quantities that each part measures.
 _PARTS = {"memory": ("memory",), "floats": ("float32", "bfloat16"), "integers": ("int8",)}
 _LOADING_S = 180.0  # of libraries, on a busy machine
 # Virtual machines report the host's whole cache, of which they have a part: hence an upper limit.
 _ARRAY_BYTES, _LARGEST_ARRAY_BYTES = 2**27, 2**29
+
+_ARM_BITS = {
+    **dict.fromkeys(("Arm Neoverse N1", "Arm Neoverse N2"), 128),
+    **dict.fromkeys(("Arm Neoverse V1", "Arm Neoverse V2"), 256),
+    "Fujitsu A64FX": 512,
+}
 
 _Rates = dict[str, dict[str, Any]]
 
@@ -186,6 +192,20 @@ def predict(cores: int, clock_hz: float, lane_bits: int) -> float:
     return cores * clock_hz * 2 * (lane_bits / 32) * 2
 
 
+def lane_bits(machine: Machine) -> int | None:
+    """Return the width of each of a core's two units, for `predict`; None if not known (bits).
+
+    Neoverse V1 and V2 have four units of 128 bits, V1 joins them to two of 256 for SVE.
+
+    Source:
+        Arm's guides for software optimisation of Neoverse N1, N2, V1 and V2; Fujitsu, A64FX
+        Microarchitecture Manual.
+    """
+    if machine.has("neon"):
+        return _ARM_BITS.get(machine.processor)
+    return 512 if machine.has("avx512") else 256 if machine.has("avx2") else None
+
+
 def _one_cpu_a_core(machine: Machine) -> list[int]:
     first = {core.core: core.cpu for core in reversed(machine.cores)}
     return sorted(first.values())[: machine.usable_cores]
@@ -264,7 +284,7 @@ def _floats(job: dict[str, Any]) -> _Rates:
     found: _Rates = {}
     for dtype in ("float32", "bfloat16") if job["bfloat16"] else ("float32",):
         rates = limits.product_rates(dtype, len(job["cpus"]), job["seconds"])
-        found[dtype] = _best(rates, f"TensorFlow (oneDNN) matmul in {dtype}")
+        found[dtype] = _best(rates, f"{limits.multiplier()} matmul in {dtype}")
     return found
 
 

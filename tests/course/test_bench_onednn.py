@@ -44,6 +44,13 @@ def found(convolutions=1, isa=AVX512, products=2):
     )
 
 
+@pytest.mark.parametrize(
+    ("isa", "lacks"), [("Intel AVX2", True), (AVX512, False), ("AArch64 SVE (256 bits)", False)]
+)
+def test_only_x86_is_said_to_lack_avx512(isa, lacks):
+    assert ("No AVX-512" in found(isa=isa).summary()) == lacks
+
+
 def test_ratio_is_time_without_over_time_with():
     ratio = found().ratio("train")
     assert ratio.median == pytest.approx(2.0)

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from fake_machine import arm
 from fake_machine import machine as fake
 
 from dlcourse import onednn, roofline
@@ -30,6 +31,26 @@ from dlguide.machine import OnednnState
 def test_predicted_peak_is_that_of_the_guide_s_table_1(cores, clock_hz, lane_bits, tflops):
     predicted = roofline.predict(cores, clock_hz, lane_bits)
     assert predicted / 1e12 == pytest.approx(tflops, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [("graviton3", 256), ("grace", 256), ("mac", None)],  # Apple's guests do not name their core
+)
+def test_width_of_arm_s_units_is_known_or_unknown(tmp_path, name, bits):
+    found = machine.describe(*arm(tmp_path, name), cpus=range(4))
+    assert roofline.lane_bits(found) == bits
+    assert roofline.instruction_peaks(found) == ({}, "this processor has neither AVX-512 nor AVX2")
+    if name == "grace":  # 144 cores of two sockets at 3.1 GHz: NVIDIA prints 7.1 TFLOP/s in float64
+        assert roofline.predict(144, 3.1e9, bits) / 2 / 1e12 == pytest.approx(7.1, rel=0.02)
+
+
+def test_width_follows_the_widest_instruction_of_x86():
+    widths = {
+        flags: roofline.lane_bits(replace(fake(2), simd=flags))
+        for flags in (("avx2", "avx512f"), ("avx2",), ("avx",), ())
+    }
+    assert [*widths.values()] == [512, 256, None, None]
 
 
 def test_measure_here_finds_what_the_processor_has_and_loads_nothing_into_the_caller():

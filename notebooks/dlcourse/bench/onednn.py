@@ -118,7 +118,7 @@ class OnednnComparison:
         ]
         if self.has_onednn:
             lines.append(f"oneDNN {self.on.version}, may use: {self.on.isa}")
-            if "AVX512" not in self.on.isa.replace("-", ""):
+            if "Intel" in self.on.isa and "AVX-512" not in self.on.isa:  # it calls AMD's so, too
                 lines.append(
                     "No AVX-512 here: oneDNN's kernels of the widest vectors are not used."
                 )
