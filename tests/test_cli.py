@@ -148,7 +148,7 @@ def test_an_error_of_another_library_shows_its_traceback(dlguide, monkeypatch):
 
 def test_table_of_trainings_has_the_mfu_where_the_peak_was_measured(capsys):
     def row(threads, images_per_s):
-        return ComparisonRow(1, threads, images_per_s, 1.0, 1.0, None, 2.0)
+        return ComparisonRow(1, "none", threads, images_per_s, 1.0, 1.0, None, 2.0)
 
     # 1e8 flops an image: the two cores of these limits could do 1000 images/s, one of them 500
     rows = [row(1, 100.0), row(2, 100.0), row(2, 0.0)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,8 @@ import typer
 
 from dlguide.cli.app import NetOption, OversubscribeOption, RanksOption, app, print_table
 from dlguide.errors import require, require_count
+
+NAMES = {"mpi": "MPI", "horovod": "Horovod", "none": "-"}
 
 
 @app.command()
@@ -40,6 +43,9 @@ def train(
     asynchronous: Annotated[
         bool, typer.Option("--asynchronous", help="Train on while a checkpoint is written.")
     ] = False,
+    exchange: Annotated[
+        str, typer.Option(help="Of gradients: mpi or horovod; --compare shows both.")
+    ] = "mpi",
     timeline: Annotated[
         Path | None,
         typer.Option(help="FILE.json for Horovod's timeline, for Perfetto or chrome://tracing."),
@@ -47,7 +53,7 @@ def train(
     output: Annotated[Path, typer.Option(help="Folder for table and plot.")] = Path("build"),
     oversubscribe: OversubscribeOption = False,
 ) -> None:
-    """Train a net with Horovod on MPI ranks of this machine."""
+    """Train a net on MPI ranks of this machine."""
     from dlguide import plots, training
     from dlguide.cluster import Cluster
     from dlguide.files import require_writable
@@ -69,6 +75,7 @@ def train(
     work: dict[str, Any] = {
         "model": net, "data": data, "epochs": epochs, "batch_per_rank": batch_per_rank,
         "optimizer": optimizer, "learning_rate": learning_rate, "checkpoint": saves,
+        "exchange": exchange,
         "config": training.FitConfig(
             samples=samples, seed=seed, device=device, rate_scaling=rate_scaling,
             timeline=None if timeline is None else timeline.absolute(),
@@ -83,14 +90,19 @@ def train(
         _check_timeline(timeline, ranks, compare)
     machine = describe()
     plan = threads.plan(machine, ranks, oversubscribe=oversubscribe)
-    plans = comparison.plans(machine, plan) if compare else [plan]
+    trainings = [(plan, exchange)]
+    if compare:
+        trainings = [(each, exchange) for each in comparison.plans(machine, plan)]
+        if exchange == "mpi" and ranks > 1 and find_spec("horovod") is not None:
+            trainings.append((plan, "horovod"))
     print(machine.summary())
     runs, stored, flops = [], limits.load(), None
-    for plan in plans:
+    for plan, way in trainings:
         print(f"\n{net} on {data}, {plan.ranks} rank{'s'[: plan.ranks != 1]}"
-              f" x {plan.threads} thread{'s'[: plan.threads != 1]}", flush=True)  # fmt: skip
+              f" x {plan.threads} thread{'s'[: plan.threads != 1]}"
+              + f", exchange by {NAMES[way]}" * (plan.ranks > 1), flush=True)  # fmt: skip
         with Cluster(plan) as cluster:
-            runs.append(cluster.run(training.fit, **work))
+            runs.append(cluster.run(training.fit, **work | {"exchange": way}))
             if stored is not None and flops is None:
                 flops = cluster.run(_training_flops, net)[0]
     if all(run.images_per_s for each in runs for run in each):
@@ -99,7 +111,9 @@ def train(
         _print_table(table, bounds)
         comparison.write(runs, table, output / "scaling.json")
         if len(runs) > 1:
-            alike = [run for each in runs for run in each if run.threads == plan.threads]
+            ways = ("none", exchange)
+            alike = [run for each in runs for run in each
+                     if run.threads == plan.threads and run.exchange in ways]  # fmt: skip
             plots.scaling(alike).savefig(output / "scaling.png")
             print(f"Plot and numbers: {output / 'scaling.png'}, {output / 'scaling.json'}")
     else:
@@ -130,7 +144,16 @@ def _print_table(table: list, bounds: list) -> None:
     """Print the rows of a comparison; the bounds are the shortest times of one image."""
     from dlguide.measure import Timing
 
-    names = ["ranks", "threads", "images/s", "speed-up", "efficiency", "accuracy", "seconds"]
+    names = [
+        "ranks",
+        "exchange",
+        "threads",
+        "images/s",
+        "speed-up",
+        "efficiency",
+        "accuracy",
+        "seconds",
+    ]
     names += ["MFU"] if bounds[0] else []
     cells = []
     for row, bound in zip(table, bounds, strict=True):
@@ -138,8 +161,8 @@ def _print_table(table: list, bounds: list) -> None:
         image_s = Timing((1 / row.images_per_s,)) if row.images_per_s else None
         cell = bound.cell(image_s) if bound and image_s else "-"
         cells.append((
-            str(row.ranks), str(row.threads), f"{row.images_per_s:.0f}", f"{row.speed_up:.2f}",
-            f"{100 * row.efficiency:.0f} %", accuracy, f"{row.seconds:.1f}",
+            str(row.ranks), NAMES[row.exchange], str(row.threads), f"{row.images_per_s:.0f}",
+            f"{row.speed_up:.2f}", f"{100 * row.efficiency:.0f} %", accuracy, f"{row.seconds:.1f}",
             *([cell] if bound else []),
         ))  # fmt: skip
     print()

@@ -376,24 +376,11 @@ def call_pickled(sent: bytes | str, group: tuple[int, ...] | None, path: list[st
         args, kwargs = with_communicator(function, args, kwargs, group)
         return cloudpickle.dumps(function(*args, **kwargs))
 
-    before = horovod_is_lent()
     reply = guarded(IPython.get_ipython().dlguide_monitor, current_request(), call)
-    reply["connected"] = horovod_is_lent() and not before
     edited.remember()
     sys.stdout.flush()
     sys.stderr.flush()
     return cloudpickle.dumps(reply)
-
-
-def horovod_is_lent() -> bool:
-    """Whether Horovod runs for a `training.connect` alone."""
-    runtime = sys.modules.get("dlguide.horovod.runtime")
-    return runtime is not None and runtime.is_lent()
-
-
-def disconnect() -> None:
-    """Stop Horovod between two calls; `training.connect` starts it again in about a millisecond."""
-    sys.modules["dlguide.horovod.runtime"].take_back()
 
 
 def with_communicator(

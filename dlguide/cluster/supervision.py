@@ -104,9 +104,6 @@ class RemoteCall:
             if not self.clean:
                 error.add_note("The ranks were stopped; the next run starts them again.")
             raise error
-        if any(reply["connected"] for reply in replies.values()):
-            for rank in self.ranks:  # all have returned, so none needs Horovod any more
-                self.client[self.engines[rank]["id"]].apply_async(rank_side.disconnect)
         return [cloudpickle.loads(replies[rank]["value"]) for rank in self.ranks]
 
     def _interrupt(self, pids: RankProcesses) -> None:

@@ -1,6 +1,7 @@
 """What a program on several ranks needs of the others, and the same for one process.
 
-Horovod's communicator, which trains, is `dlguide.horovod.communicator.HorovodCommunicator`.
+Those that train on several ranks are `dlguide.distributed.world.MpiCommunicator` and
+`dlguide.horovod.communicator.HorovodCommunicator`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ class Communicator(Protocol):
 
     rank: int
     size: int
+    packages: Sequence[str] = ()  # that exchange
 
     @property
     def members(self) -> Sequence[int]:
@@ -42,6 +44,9 @@ class Communicator(Protocol):
     def allgather(self, text: str) -> list[str]:
         """Return the text of every rank, in rank order."""
         return [each.decode() for each in self.allgather_bytes(text.encode())]
+
+    def close(self) -> None:
+        """Stop what was started for this communicator; there may be nothing."""
 
     agree_or_raise = agree_or_raise
 

@@ -190,9 +190,10 @@ class Exchange:
         times = scale * self.comm.size  # the compression itself returns the mean
         for i, array in enumerate(arrays):
             own = np.ascontiguousarray(array)
-            if weight * times != 1.0:
+            if weight != 1.0:
                 own = _weigh(own, weight * times, np.empty_like(own))
-            out[i][...] = self.compression.allreduce(own, self.comm, i, check=False)
+            mean = self.compression.allreduce(own, self.comm, i, check=False)
+            np.multiply(mean, mean.dtype.type(times if weight == 1.0 else 1), out=out[i])
 
     def _blocks(self, arrays: Sequence[np.ndarray]) -> list[_Block]:
         """Cut a list of flat arrays into blocks of one dtype that fit into the window."""

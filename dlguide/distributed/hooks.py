@@ -19,6 +19,7 @@ from keras.src.trainers.trainer import Trainer
 
 from dlguide.distributed.exchange import announced
 from dlguide.distributed.guard import require_equal_steps
+from dlguide.distributed.normalization import synchronize_layers
 from dlguide.distributed.weighting import (
     loss_in_evaluation,
     loss_of_step,
@@ -63,6 +64,7 @@ def install() -> None:
     _compare_steps()
     _agree_on_stop()
     _keep_order()
+    synchronize_layers()
 
 
 def _agree_on_overflow() -> None:

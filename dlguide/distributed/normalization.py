@@ -15,7 +15,8 @@ Source:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -26,6 +27,9 @@ from dlguide.distributed.steps import call
 from dlguide.distributed.world import MpiCommunicator, backend, world
 
 ops = keras.ops
+_counted: Any = True  # whether this rank's samples count; False also ends the exchange
+# Other exchanges that may be connected: (layer, inputs, mask, counted) -> moments, None if not.
+others: list[Callable[..., tuple[Any, Any] | None]] = []
 
 
 @keras.saving.register_keras_serializable(package="dlguide")
@@ -47,7 +51,45 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         return moments_of_all(self, inputs, mask, ranks)
 
 
-def moments_of_all(layer: Any, inputs: Any, mask: Any, ranks: MpiCommunicator) -> tuple[Any, Any]:
+def synchronize_layers() -> None:
+    """Let Keras' `synchronized` layers ask all ranks: they ask replicas of `tf.distribute` only."""
+    kind = keras.layers.BatchNormalization
+    plain = kind._moments
+    if getattr(plain, "asks_all_ranks", False):
+        return
+
+    def moments(self: Any, inputs: Any, mask: Any) -> Any:
+        if self.synchronized and _counted is not False:
+            for ask in others:
+                found = ask(self, inputs, mask, _counted)
+                if found is not None:
+                    return found
+            if world.cache_info().currsize and world() is not None:
+                return moments_of_all(self, inputs, mask, world(), _counted)
+        return plain(self, inputs, mask)
+
+    moments.asks_all_ranks = True
+    kind._moments = moments
+
+
+@contextmanager
+def counting(counted: Any) -> Iterator[None]:
+    """Say whether this rank's samples count in the layers that are called within the block.
+
+    False for a model that this rank trains alone, which then exchanges nothing; a tensor where
+    ranks may hold a placeholder in place of samples.
+    """
+    global _counted
+    before, _counted = _counted, counted
+    try:
+        yield
+    finally:
+        _counted = before
+
+
+def moments_of_all(
+    layer: Any, inputs: Any, mask: Any, ranks: MpiCommunicator, counted: Any = True
+) -> tuple[Any, Any]:
     """Return what `BatchNormalization._moments` returns in one process with all samples."""
     axes = list(layer._reduction_axes)
     channels = inputs.shape[layer.axis]
@@ -61,7 +103,10 @@ def moments_of_all(layer: Any, inputs: Any, mask: Any, ranks: MpiCommunicator) -
     count = ops.sum(ones, axes)
     mean = ops.sum(inputs * ones, axes) / (count + ops.cast(count == 0, count.dtype))
     squares = ops.sum(ops.square(inputs - ops.reshape(mean, along)) * ones, axes)
-    rows = _gather(ops.stack([count, mean, squares]), ranks)
+    own = ops.stack([count, mean, squares])
+    if counted is not True:
+        own = ops.where(counted, own, ops.zeros_like(own))
+    rows = _gather(own, ranks)
     counts, means, deviations = rows[:, 0], rows[:, 1], rows[:, 2]
     total = ops.sum(counts, 0) + small
     mean = ops.sum(counts * means, 0) / total

@@ -36,6 +36,7 @@ class MpiCommunicator(Communicator):
         has_nothing: whether this rank's loss in the step under way is a mean over nothing.
     """
 
+    packages = ("mpi4py",)
     has_nothing = False
 
     def __init__(self, comm: Comm | None = None, steps: bool = True) -> None:
@@ -143,10 +144,26 @@ def world() -> MpiCommunicator | None:
     # A launcher that binds has given each rank cores of its own.
     _divide_threads(name, masks.count(masks[node.rank]))
     node.Free()
+    _end_together()
     if name == "jax":
         # A pending step at the end of the program would hang in MPI_Finalize.
         atexit.register(_settle)
     return MpiCommunicator()
+
+
+def _end_together() -> None:
+    """Let an error that ends this program end all ranks: the others would wait for it in MPI."""
+    from mpi4py import MPI
+
+    plain = sys.excepthook
+
+    def report(*error: Any) -> None:
+        plain(*error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        MPI.COMM_WORLD.Abort(1)
+
+    sys.excepthook = report
 
 
 def rank() -> int:

@@ -19,19 +19,26 @@ if TYPE_CHECKING:
 class HorovodCommunicator(Communicator):
     """All ranks of the launcher, connected by Horovod; every method is called by all of them.
 
-    It starts Horovod where nobody has called `hvd.init()`; then `Cluster.run` stops Horovod when
-    its function has returned on all ranks, and a new communicator is needed for the next one.
+    It starts Horovod where nobody has called `hvd.init()`.
 
     Args:
         recording: whether Horovod's timeline will be recorded (`hvd.init_for_recording`).
     """
 
+    packages = ("horovod", "mpi4py")
+
     def __init__(self, recording: bool = False) -> None:
+        self._starts = not hvd.is_initialized()
         if recording:
             hvd.init_for_recording()
         else:
-            runtime.lend()
+            hvd.init()
         self.rank, self.size = hvd.rank(), hvd.size()
+
+    def close(self) -> None:
+        """Stop Horovod if it was started here: its thread takes half a core even when idle."""
+        if self._starts and hvd.is_initialized() and not runtime.restart_problem():
+            hvd.shutdown()
 
     def distribute(self, optimizer: keras.Optimizer, compression: Any = None) -> keras.Optimizer:
         """Return the optimizer that sums the gradients over all ranks before it applies them."""

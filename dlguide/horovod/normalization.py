@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -26,12 +25,12 @@ import tensorflow as tf
 from keras.src import api_export
 from tensorflow.python.framework.func_graph import FuncGraph
 
+from dlguide.distributed import normalization
 from dlguide.errors import require
 from dlguide.horovod.native import Sum, native
 from dlguide.horovod.ops import allgather, allreduce
 from dlguide.horovod.reduction import refuse_xla
 
-_counted: Any = True  # whether this rank's samples count; False also ends the exchange
 _exchanges: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()  # by outermost graph
 
 
@@ -63,36 +62,11 @@ SyncBatchNormalization.__name__ = "BatchNormalization"  # by which a file names 
 api_export.REGISTERED_OBJS_TO_NAMES[SyncBatchNormalization] = "keras.layers.BatchNormalization"
 
 
-def synchronize_layers() -> None:
-    """Let Keras' `synchronized` layers ask all ranks: they ask replicas of `tf.distribute` only."""
-    kind = keras.layers.BatchNormalization
-    plain = kind._moments
-    if getattr(plain, "asks_all_ranks", False):
-        return
-
-    def moments(self: Any, inputs: Any, mask: Any) -> Any:
-        ranks = native.size() if native.is_initialized() else 1
-        if not self.synchronized or ranks == 1 or _counted is False:
-            return plain(self, inputs, mask)
-        return moments_of_all(self, inputs, mask, _counted, _refuse)
-
-    moments.asks_all_ranks = True
-    kind._moments = moments
-
-
-@contextmanager
-def counting(counted: Any) -> Iterator[None]:
-    """Say whether this rank's samples count in the layers that are called within the block.
-
-    False for a model that this rank trains alone, which then exchanges nothing; a tensor where
-    ranks may hold a placeholder in place of samples.
-    """
-    global _counted
-    before, _counted = _counted, counted
-    try:
-        yield
-    finally:
-        _counted = before
+def _ask(layer: Any, inputs: Any, mask: Any, counted: Any) -> tuple[Any, Any] | None:
+    """Return the moments of all ranks' samples, if Horovod connects any."""
+    if not native.is_initialized() or native.size() == 1:
+        return None
+    return moments_of_all(layer, inputs, mask, counted, _refuse)
 
 
 def _refuse(layer: keras.layers.BatchNormalization) -> NoReturn:
@@ -203,4 +177,5 @@ def _turn() -> tf.Variable:
         return owner.exchanges
 
 
-synchronize_layers()
+normalization.others.append(_ask)
+normalization.synchronize_layers()

@@ -38,7 +38,6 @@ class _Started:
     fixed: frozenset[str] = frozenset()  # of `FATAL_TOGETHER`, what was set so far
     tuned = False
     records_on_call = False
-    lent = False  # for a communicator; nobody has called `hvd.init()`
 
 
 def init(
@@ -57,7 +56,6 @@ def init(
             when it ran over MPI and is to run over Gloo, or cannot find the other ranks there.
         MissingComponentError: when it was built without Gloo, over which it is to run.
     """
-    _Started.lent = False
     if not native.is_initialized():
         transport = _transport()
         problem = _ended() or _fatal()
@@ -69,24 +67,6 @@ def init(
         _Started.tuned |= os.environ.get(TUNER, "0") not in ("", "0")
         _Started.records_on_call = os.environ.get(TIMELINE) == ON_CALL
     native.init(comm, process_sets)
-
-
-def lend() -> None:
-    """Start Horovod for a communicator, unless it runs, until `take_back`; every rank calls."""
-    if not native.is_initialized():
-        init()
-        _Started.lent = True
-
-
-def is_lent() -> bool:
-    """Return whether Horovod runs only for a communicator and can start again."""
-    return native.is_initialized() and _Started.lent and not restart_problem()
-
-
-def take_back() -> None:
-    """Stop Horovod if it is lent: its thread takes half a core even when nothing is reduced."""
-    if is_lent():
-        shutdown()
 
 
 def shutdown() -> None:
@@ -112,10 +92,8 @@ def restart() -> None:
     problem = restart_problem()
     if problem:
         raise RuntimeError(f"Horovod cannot start again: {problem}")
-    lent = _Started.lent
     shutdown()
     init()
-    _Started.lent = lent
 
 
 def restart_problem() -> str:

@@ -23,7 +23,8 @@ class TrainingResult:
         rank (index), ranks (count), threads of this rank (count), model, data, device, epochs,
         batch_per_rank (images per step), global_batch (images per step over all ranks),
         optimizer, learning_rate (as used, after scaling; the highest of a schedule),
-        rate_scaling, seed, virtual_workers (of each rank, count).
+        rate_scaling, seed, virtual_workers (of each rank, count), exchange ("mpi", "horovod", or
+        "none" for a single process).
 
     Problem:
         parameters (trainable weights, count), samples (training images per epoch, all ranks),
@@ -96,6 +97,7 @@ class TrainingResult:
     earlier_loss: tuple[float, ...] = ()
     train_metrics: dict[str, tuple[float, ...]] = field(default_factory=dict)
     test_metrics: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    exchange: str = "none"
 
     def __str__(self) -> str:
         scaling = "not scaled" if self.rate_scaling == "none" else f"{self.rate_scaling} scaling"

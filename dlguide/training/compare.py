@@ -26,6 +26,7 @@ class ComparisonRow:
     """
 
     ranks: int
+    exchange: str
     threads: int
     images_per_s: float
     speed_up: float
@@ -67,6 +68,7 @@ def rows(runs: Iterable[Sequence[TrainingResult]]) -> list[ComparisonRow]:
         table.append(
             ComparisonRow(
                 ranks=run.ranks,
+                exchange=run.exchange,
                 threads=run.threads,
                 images_per_s=run.images_per_s,
                 speed_up=speed_up,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from dlguide.parallel.compression import Compressor
 
 DEVICES = ("cpu", "gpu")
+EXCHANGES = ("mpi", "horovod")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,8 @@ class FitConfig:
             batch normalisation and dropout included: that shows what many workers do to the
             accuracy, not how fast they are.
         timeline: file for Horovod's timeline of the epochs, which rank 0 writes and
-            `dlcourse.horovod_timeline.read` reads; None for none. It slows rank 0: take few steps.
+            `dlcourse.horovod_timeline.read` reads; None for none. With `exchange="horovod"` only.
+            It slows rank 0: take few steps.
         label_check: called with the labels of a batch; returns True for each sample whose labels
             are damaged. None for class numbers below the model's outputs, or with a `loss` of
             your own for no check.
@@ -121,6 +123,7 @@ class TrainingJob:
     learning_rate: float | EpochSchedule | CollapsedDecay | None = None
     optimizer: str | Callable[..., keras.Optimizer] = "adam"
     checkpoint: str | os.PathLike | CheckpointConfig | None = None
+    exchange: str = "mpi"
     config: FitConfig = field(default_factory=FitConfig)
 
     def __post_init__(self) -> None:
@@ -165,6 +168,10 @@ class TrainingJob:
         require(whole, "batch_per_rank", must, self.batch_per_rank)
         require_count(config.seed, "seed", least=0)
         require_known(config.device, DEVICES, "device")
+        require_known(self.exchange, EXCHANGES, "exchange")
+        must, then = "be 'horovod' for a timeline, which Horovod records", "Or record none."
+        fits = self.exchange == "horovod" or config.timeline is None
+        require(fits, "exchange", must, self.exchange, then)
         self._require_compression()
         self._require_rate()
 

@@ -11,32 +11,54 @@ from dlguide.collectives.communicator import SingleProcess
 from dlguide.errors import MissingComponentError, require, require_known
 from dlguide.machine import accelerators, use_onednn
 from dlguide.machine.accelerators import DEVICES, DeviceAssignment, VisibleGpus
+from dlguide.training.config import EXCHANGES
 
 if TYPE_CHECKING:
     from dlguide.collectives.communicator import Communicator
+    from dlguide.distributed.world import MpiCommunicator
     from dlguide.horovod.communicator import HorovodCommunicator
 
 
 def connect(
-    all_ranks: bool | None = None, recording: bool = False
-) -> SingleProcess | HorovodCommunicator:
+    all_ranks: bool | None = None, exchange: str = "mpi", recording: bool = False
+) -> SingleProcess | MpiCommunicator | HorovodCommunicator:
     """Return the ranks to train with, for the argument `comm` of `fit`.
 
     Args:
         all_ranks: True for all ranks of the launcher, False for this process alone; None for True
             exactly if the launcher started more than one.
+        exchange: of gradients: "mpi" for `dlguide.distributed`, or "horovod".
         recording: whether Horovod's timeline will be recorded.
 
     Raises:
-        ValueError: if `all_ranks` is something else.
+        ValueError: if an argument is something else.
+        RuntimeError: if Keras has another backend than TensorFlow.
     """
     require(all_ranks in (True, False, None), "all_ranks", "be True, False or None", all_ranks)
+    require_known(exchange, EXCHANGES, "exchange")
     use_onednn()
     if not (measure.launched()[1] > 1 if all_ranks is None else all_ranks):
         return SingleProcess()
-    from dlguide.horovod.communicator import HorovodCommunicator
+    if exchange == "horovod":
+        from dlguide.horovod.communicator import HorovodCommunicator
 
-    return HorovodCommunicator(recording)
+        return HorovodCommunicator(recording)
+    from dlguide.distributed.world import world
+
+    return world() or SingleProcess()
+
+
+def require_tensorflow() -> None:
+    """Refuse another backend of Keras: the loop of `fit` is TensorFlow's."""
+    import keras
+
+    name = keras.backend.backend()
+    if name != "tensorflow":
+        raise RuntimeError(
+            f"`fit` trains with TensorFlow, and Keras' backend is {name!r}. Train by `model.fit` "
+            "with `dlguide.distributed`, which exchanges on every backend, or set "
+            "KERAS_BACKEND=tensorflow before Keras is imported."
+        )
 
 
 def choose(device: str, comm: Communicator) -> DeviceAssignment:

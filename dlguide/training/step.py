@@ -110,7 +110,7 @@ class Gradients:
 
 def _synchronized(ranks: int, counted: Any) -> AbstractContextManager:
     """Let synchronized layers ask the ranks of this training, for the samples that count."""
-    layers = sys.modules.get("dlguide.horovod.normalization")
+    layers = sys.modules.get("dlguide.distributed.normalization")
     return nullcontext() if layers is None else layers.counting(ranks > 1 and counted)
 
 

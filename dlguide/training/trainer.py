@@ -27,7 +27,7 @@ from dlguide.training.config import (
     describe,
     make_optimizer,
 )
-from dlguide.training.devices import connect, require_device
+from dlguide.training.devices import connect, require_device, require_tensorflow
 from dlguide.training.divergence import DivergenceMonitor
 from dlguide.training.feed import ArrayFeed, PipelineFeed, class_numbers
 from dlguide.training.identity import facts_of
@@ -38,7 +38,10 @@ from dlguide.training.virtual_workers import VirtualWorkers, VirtualWorkersFeed,
 if TYPE_CHECKING:
     import keras
 
+    from dlguide.distributed.world import MpiCommunicator
     from dlguide.horovod.communicator import HorovodCommunicator
+
+    Ranks = SingleProcess | MpiCommunicator | HorovodCommunicator
 
 _REPORT_PAUSE_S = 0.1
 
@@ -54,15 +57,16 @@ def fit(
     learning_rate: float | EpochSchedule | CollapsedDecay | None = None,
     optimizer: str | Callable[..., keras.Optimizer] = "adam",
     checkpoint: str | os.PathLike | CheckpointConfig | None = None,
-    comm: SingleProcess | HorovodCommunicator | None = None,
+    exchange: str = "mpi",
+    comm: Ranks | None = None,
     config: FitConfig | None = None,
     on_result: Callable[..., None] | None = None,
 ) -> TrainingResult:
     """Train a model, in one process or on all ranks together; return what came out and its cost.
 
     Synchronous data parallelism: p ranks hold the same weights; in each step every rank takes
-    its own `batch_per_rank` samples of the global batch of p x batch_per_rank, and Horovod sums
-    the gradients of all. Without dropout, and with batch normalisation only where its layers are
+    its own `batch_per_rank` samples of the global batch of p x batch_per_rank, and the gradients
+    of all are summed. Without dropout, and with batch normalisation only where its layers are
     `synchronized`, the weights are those of one process with the global batch. On many ranks all
     of them must call this, with the same arguments. If one rank cannot read its data, all fail
     together at the end of that epoch.
@@ -86,8 +90,10 @@ def fit(
         checkpoint: folder, or a CheckpointConfig: a checkpoint is written after each epoch, and
             a training that finds one resumes from it. Not with an optimizer that accumulates
             gradients.
-        comm: the ranks that train; None for all that the launcher started,
-            `SingleProcess()` for this process alone.
+        exchange: what sums the gradients: "mpi", which is `dlguide.distributed`, or "horovod",
+            which is stopped at the end unless somebody else has started it.
+        comm: the ranks that train, in place of `exchange`; None for all that the launcher
+            started, `SingleProcess()` for this process alone, or what `connect` returns.
         on_result: called with epoch, epochs, step, steps, loss and images_per_s up to ten times
             a second; None for `measure.report_progress`.
 
@@ -105,10 +111,11 @@ def fit(
         Goyal et al., arXiv:1706.02677 (synchronous SGD).
     """
     use_onednn()
+    require_tensorflow()
     job = TrainingJob(
         model=model, data=data, loss=loss, metrics=metrics, epochs=epochs,
         batch_per_rank=batch_per_rank, learning_rate=learning_rate, optimizer=optimizer,
-        checkpoint=checkpoint, config=config,
+        checkpoint=checkpoint, exchange=exchange, config=config,
     )  # fmt: skip
     trainer = Trainer(job, on_result or measure.report_progress)
     with closing(trainer):
@@ -119,7 +126,10 @@ def fit(
                 trainer.end_epoch(epoch)
             trainer.evaluate_finished()
         trainer.finish()
-        return trainer.result()
+        result = trainer.result()
+    if comm is None:  # after an error other ranks may still wait for this one
+        trainer.comm.close()
+    return result
 
 
 class Trainer:
@@ -148,12 +158,14 @@ class Trainer:
 
         return tf.device(self.place)
 
-    def prepare(self, comm: SingleProcess | HorovodCommunicator | None) -> None:
+    def prepare(self, comm: Ranks | None) -> None:
         """Connect the ranks, build everything, broadcast the weights or resume; collective."""
         job, config = self.job, self.job.config
         with self.clock.phase("setup"):
-            self.comm = comm = connect(None, config.timeline is not None) if comm is None else comm
-            then = "Use `SingleProcess()` or a `HorovodCommunicator`."
+            if comm is None:
+                comm = connect(None, job.exchange, config.timeline is not None)
+            self.comm = comm
+            then = "Use `SingleProcess()` or what `training.connect()` returns."
             trains = hasattr(comm, "distribute")
             require(trains, "comm", "be a communicator that trains", comm, then)
             self.saver = Saver(job, comm)
@@ -352,7 +364,7 @@ class Trainer:
             weights_digest=measure.digest_of(self.model.trainable_weights),
             started_unix_s=clock.started_unix_s,
             phases=tuple(clock.phases),
-            versions=_versions(comm.size),
+            versions=_versions(comm),
             total_s=clock.now_s,
             compression=self.compressor.name if self.compressor else "none",
             sent_nbytes=sent,
@@ -363,6 +375,7 @@ class Trainer:
             earlier_loss=self.start.losses,
             train_metrics=train,
             test_metrics=test,
+            exchange=comm.packages[0].removesuffix("4py") if comm.packages else "none",
         )
 
 
@@ -460,8 +473,8 @@ def _threads() -> int:
     return threads or int(chosen if chosen.isdigit() else 0) or len(os.sched_getaffinity(0))
 
 
-def _versions(ranks: int) -> dict[str, str]:
-    names = ["dlguide", "keras", "numpy", *(["horovod", "mpi4py"] if ranks > 1 else [])]
+def _versions(comm: Communicator) -> dict[str, str]:
+    names = ["dlguide", "keras", "numpy", *comm.packages]
     import tensorflow as tf
 
     found = {"python": platform.python_version(), "tensorflow": tf.__version__}
