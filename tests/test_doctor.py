@@ -93,7 +93,7 @@ def test_mpiexec_that_hangs_is_ended_with_all_it_started(tmp_path):
 
 
 def test_mpiexec_of_another_mpi_makes_two_worlds_of_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(mpi, "TWO_RANKS", mpi.TWO_RANKS.split("import tensorflow")[0])
+    monkeypatch.setattr(mpi, "TWO_RANKS", mpi.TWO_RANKS.split("import keras")[0])
     # What a foreign mpiexec does: it starts the program twice, and each is alone.
     launcher = script(tmp_path / "mpiexec", 'shift 2; "$@" & "$@"; wait')
     finding = mpi.two_ranks(LIMIT_S, launcher)[0]
@@ -104,8 +104,33 @@ def test_mpiexec_of_another_mpi_makes_two_worlds_of_one(tmp_path, monkeypatch):
 def test_missing_mpiexec_fails_all_that_need_it(tmp_path, monkeypatch):
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     found = [mpi.mpiexec(LIMIT_S), *mpi.two_ranks(LIMIT_S)]
-    assert [finding.ok for finding in found] == [False] * 3
+    assert [finding.ok for finding in found] == [False] * len(found)
     assert all("no mpiexec" in finding.found and finding.fix for finding in found)
+
+
+@pytest.mark.parametrize("horovod", [True, False])
+def test_horovod_is_tried_on_ranks_only_where_it_is_installed(horovod, tmp_path, monkeypatch):
+    version = {"keras": "3.15.1", "horovod": "0.28.1"}
+    monkeypatch.setattr(mpi, "_installed", lambda name: name != "horovod" or horovod)
+    monkeypatch.setattr(mpi.metadata, "version", version.get)
+    record = {"ranks": 2, "total": 3, "seconds": 1, "library": "MPICH Version: 5.0.2 x"}
+    record |= {"keras": "3.15.1", "backend": "tensorflow"}
+    lines = [f"DOCTOR {json.dumps(record | {'part': part})}" for part in ("mpi4py", "Keras")]
+    reached = "\n".join(f"echo '{line}'" for line in lines)
+    tried = "case \"$5\" in *horovod*) echo 'OSError: no libtensorflow'; exit 1;; esac"
+    results = mpi.two_ranks(LIMIT_S, script(tmp_path / "mpiexec", f"{reached}\n{tried}"))
+    assert [each.name for each in results[:2]] == ["mpi4py, 2 ranks", "Keras, 2 ranks"]
+    assert [each.ok for each in results] == [True, True, *([False] if horovod else [])]
+    if horovod:
+        assert "OSError: no libtensorflow" in results[2].found
+    assert ("Horovod" in mpi._loaders()) == horovod
+
+
+def test_horovod_is_a_note_where_it_is_missing_and_fails_in_another_version(monkeypatch):
+    for installed, ok in ((None, None), ("0.27.0", False), ("0.28.1", True)):
+        monkeypatch.setattr(software, "installed_version", lambda name, known=installed: known)
+        finding = software._horovod()
+        assert (finding.ok, finding.fix) == (ok, "" if ok else "dlguide install-horovod")
 
 
 def test_second_libmpi_is_found(tmp_path):
@@ -127,15 +152,15 @@ def test_a_component_that_does_not_load_in_time_is_reported_with_its_own_limit()
     )
 
 
-def test_missing_compiler_fails_without_horovod_and_is_a_note_with_it(tmp_path, monkeypatch):
+def test_missing_compiler_is_a_note_with_and_without_horovod(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    note = software.compiler(LIMIT_S)
-    assert note.ok is None
-    monkeypatch.setattr(software, "installed_version", lambda name: None)
-    failure = software.compiler(LIMIT_S)
-    assert failure.ok is False
-    assert failure.found.startswith("g++ is needed")
-    assert failure.fix == note.fix == "sudo apt-get install g++ make"
+    for installed in ("0.28.1", None):
+        monkeypatch.setattr(software, "installed_version", lambda name, known=installed: known)
+        note = software.compiler(LIMIT_S)
+        assert note.ok is None
+        assert note.found.startswith("g++ is needed to build Horovod")
+        assert ("built already" in note.found) == (installed is not None)
+        assert note.fix == "sudo apt-get install g++ make"
 
 
 @pytest.mark.parametrize(
@@ -175,7 +200,9 @@ def test_environment_without_clone_or_conda_never_asks_an_index_for_our_name(tmp
     ("variables", "ok", "word"),
     [
         ({}, True, "no variable"),
-        ({"KERAS_BACKEND": "jax"}, False, "KERAS_BACKEND"),
+        ({"KERAS_BACKEND": "numpy"}, None, "KERAS_BACKEND"),
+        ({"KERAS_BACKEND": "not_there"}, False, "KERAS_BACKEND"),
+        ({"KERAS_BACKEND": ""}, True, "no variable"),
         ({"TF_USE_LEGACY_KERAS": "1"}, False, "TF_USE_LEGACY_KERAS"),
         ({"TF_USE_LEGACY_KERAS": "0", "KERAS_BACKEND": "tensorflow"}, True, "no variable"),
         ({"OMP_NUM_THREADS": "4,2"}, False, "OMP_NUM_THREADS"),

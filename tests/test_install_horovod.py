@@ -177,7 +177,7 @@ def test_wheel_that_fails_here_is_removed_again(tmp_path, monkeypatch):
         raise RuntimeError("GLIBC_2.99 not found")
 
     monkeypatch.setattr(install_horovod, "self_test", fails)
-    with pytest.raises(RuntimeError, match="GLIBC_2.99 not found"):
+    with pytest.raises(RuntimeError, match="not found"):
         install_horovod._install_wheel(wheel(tmp_path), BIN / "mpicc", False)
     assert steps == ["install", "uninstall"]
 

@@ -8,6 +8,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -41,9 +42,11 @@ def environment(limit_s: float, variables: Mapping[str, str] | None = None) -> C
 
 def _interfering(env: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]:
     """Yield name, reason, and whether it breaks something or only slows it."""
-    backend = env.get("KERAS_BACKEND", "tensorflow")
+    backend = env.get("KERAS_BACKEND") or "tensorflow"
     if backend != "tensorflow":
-        yield "KERAS_BACKEND", f"{backend}: Horovod works with TensorFlow", True
+        there = find_spec(backend) is not None
+        why = "lessons and `fit` train on TensorFlow" if there else "is not installed"
+        yield "KERAS_BACKEND", f"{backend}: {why}", not there
     if env.get("TF_USE_LEGACY_KERAS", "0").lower() in ("1", "true"):
         yield "TF_USE_LEGACY_KERAS", "asks for Keras 2", True
     for folder in filter(None, env.get("PYTHONPATH", "").split(os.pathsep)):

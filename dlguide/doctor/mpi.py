@@ -64,15 +64,23 @@ def done(**record):
         print("DOCTOR " + json.dumps(dict(record, seconds=time.perf_counter() - begin)), flush=True)
 done(part="mpi4py", total=MPI.COMM_WORLD.allreduce(rank + 1), ranks=MPI.COMM_WORLD.Get_size(),
      library=MPI.Get_library_version())
-import tensorflow as tf
 import keras
+from dlguide import distributed
+distributed.init()
+weight = keras.Variable([0.0])
+optimizer = distributed.DistributedOptimizer(keras.optimizers.SGD(1.0), op=distributed.Sum)
+optimizer.apply([keras.ops.convert_to_tensor([rank + 1.0])], [weight])
+done(part="Keras", total=-float(keras.ops.convert_to_numpy(weight)[0]), ranks=distributed.size(),
+     keras=keras.__version__, backend=keras.backend.backend(), keras_file=keras.__file__)
+"""
+WITH_HOROVOD = """
+import tensorflow as tf
 import horovod, horovod.tensorflow as hvd
 from tensorflow.python.util._pywrap_util_port import IsMklEnabled
 hvd.init()
 total = hvd.allreduce(tf.constant([rank + 1.0]), op=hvd.Sum, name="doctor").numpy()[0]
 done(part="Horovod", total=float(total), ranks=hvd.size(), horovod=horovod.__version__,
-     tensorflow=tf.__version__, keras=keras.__version__, backend=keras.backend.backend(),
-     keras_file=keras.__file__, onednn=IsMklEnabled())
+     tensorflow=tf.__version__, onednn=IsMklEnabled())
 hvd.shutdown()
 """
 
@@ -90,12 +98,18 @@ def mpiexec(limit_s: float, launcher: Path | None = None) -> CheckResult:
 
 
 def two_ranks(limit_s: float, launcher: Path | None = None) -> list[CheckResult]:
-    """Sum a number over two ranks, with mpi4py and then with Horovod: a result for each."""
-    names = ("mpi4py, 2 ranks", "Horovod, 2 ranks")
+    """Sum a number over two ranks, with mpi4py, in a step of Keras, and with an installed Horovod.
+
+    A result for each.
+    """
+    parts = {"mpi4py": _mpi4py, "Keras": _keras}
+    if _installed("horovod"):
+        parts["Horovod"] = _horovod
     try:
         path = launcher or find_mpiexec()
     except MissingComponentError as error:
-        return [CheckResult(name, False, str(error), REINSTALL) for name in names]
+        found = str(error)
+        return [CheckResult(f"{part}, 2 ranks", False, found, REINSTALL) for part in parts]
     env = {
         **_environment(path),
         **onednn_environment(),
@@ -105,15 +119,16 @@ def two_ranks(limit_s: float, launcher: Path | None = None) -> list[CheckResult]
         "CUDA_VISIBLE_DEVICES": "",
     }
     processes.remove_orphaned_shared_memory()
-    done = commands.run([path, "-n", "2", sys.executable, "-c", TWO_RANKS], limit_s, env)
+    code = TWO_RANKS + (WITH_HOROVOD if "Horovod" in parts else "")
+    done = commands.run([path, "-n", "2", sys.executable, "-c", code], limit_s, env)
     # Another rank's error may follow on the same line.
     records = [json.JSONDecoder().raw_decode(line)[0] for line in _marked(done.output)]
     reached = {record["part"]: record for record in records}
-    how = _how(done, limit_s)
-    return [
-        _mpi4py(reached.get("mpi4py"), how),
-        _horovod(reached.get("Horovod"), how if "mpi4py" in reached else "not reached"),
-    ]
+    how, results = _how(done, limit_s), []
+    for part, result in parts.items():
+        results.append(result(reached.get(part), how))
+        how = how if part in reached else "not reached"
+    return results
 
 
 def one_libmpi(limit_s: float, loaders: Mapping[str, str] | None = None) -> CheckResult:
@@ -138,11 +153,9 @@ def one_libmpi(limit_s: float, loaders: Mapping[str, str] | None = None) -> Chec
 
 
 def _loaders() -> dict[str, str]:
-    """All but those that are not installed: daal4py, and Horovod beside no Keras."""
-    without = set() if _installed("scikit-learn-intelex") else {"daal4py"}
-    if not _installed("horovod") and not _installed("keras"):
-        without.add("Horovod")
-    return {name: load for name, load in LOADERS.items() if name not in without}
+    """All but those that are not installed: daal4py and Horovod."""
+    packages = {"daal4py": "scikit-learn-intelex", "Horovod": "horovod"}
+    return {n: load for n, load in LOADERS.items() if n not in packages or _installed(packages[n])}
 
 
 def _installed(name: str) -> bool:
@@ -166,20 +179,31 @@ def _mpi4py(record: dict | None, how: str) -> CheckResult:
     return CheckResult(name, True, f"sum 3 after {record['seconds']:.1f} s; {shown}")
 
 
+def _keras(record: dict | None, how: str) -> CheckResult:
+    name = "Keras, 2 ranks"
+    if record is None and not _installed("keras"):
+        found, fix = "is not installed", "pip install 'dlguide[tensorflow]'"
+        return CheckResult(name, None, found, fix)
+    if record is None:
+        return CheckResult(name, False, how, REINSTALL)
+    if (record["ranks"], record["total"]) != (2, 3.0):
+        found = f"{record['ranks']} ranks, sum {record['total']}"
+        return CheckResult(name, False, found, REINSTALL)
+    if record["keras"] != metadata.version("keras"):
+        found = f"imports Keras {record['keras']} from {record['keras_file']}"
+        return CheckResult(name, False, found, "unset PYTHONPATH")
+    found = f"sum 3 in a step of Keras {record['keras']} on {record['backend']}"
+    return CheckResult(name, True, f"{found} after {record['seconds']:.1f} s")
+
+
 def _horovod(record: dict | None, how: str) -> CheckResult:
     name = "Horovod, 2 ranks"
-    if record is None and not _installed("keras"):
-        return CheckResult(name, None, "is not tried without Keras", "dlguide install-horovod")
     if record is None:
         return CheckResult(name, False, how, REBUILD)
     if (record["ranks"], record["total"]) != (2, 3.0):
         return CheckResult(name, False, f"{record['ranks']} ranks, sum {record['total']}", REBUILD)
-    if record["keras"] != metadata.version("keras"):
-        found = f"imports Keras {record['keras']} from {record['keras_file']}"
-        return CheckResult(name, False, found, "unset PYTHONPATH")
     found = f"sum 3 after {record['seconds']:.1f} s; TensorFlow {record['tensorflow']},"
-    found += f" Keras {record['keras']} on {record['backend']}, Horovod {record['horovod']},"
-    found += f" oneDNN {'on' if record['onednn'] else 'off'}"
+    found += f" Horovod {record['horovod']}, oneDNN {'on' if record['onednn'] else 'off'}"
     return CheckResult(name, True, found)
 
 
