@@ -80,34 +80,6 @@ def require_pytorch() -> None:
         )
 
 
-def horovod_has_pytorch() -> bool:
-    """Return whether the installed Horovod has its part for PyTorch; neither is loaded."""
-    found = importlib.util.find_spec("horovod")
-    folders = found.submodule_search_locations or () if found else ()
-    return any(any(Path(folder, "torch").glob("mpi_lib_v2.*.so")) for folder in folders)
-
-
-def skip_marked_cells() -> None:
-    """Let cells that begin with `# needs ...` only say what is missing, where it is.
-
-    The marks are `# needs PyTorch` and `# needs Horovod with PyTorch`.
-    """
-    missing = {}
-    if importlib.util.find_spec("torch") is None:
-        missing["# needs PyTorch"] = "PyTorch is not installed (`make pytorch`)"
-        print("PyTorch is not installed (`make pytorch`): this lesson shows only what needs none.")
-    if missing or not horovod_has_pytorch():
-        missing["# needs Horovod with PyTorch"] = "Horovod has no PyTorch (`make horovod-pytorch`)"
-    if missing:
-        from IPython import get_ipython
-
-        def instead(lines: list[str]) -> list[str]:
-            lacks = missing.get(lines[0].strip()) if lines else None
-            return [f'print("Not shown: {lacks}.")\n'] if lacks else lines
-
-        get_ipython().input_transformers_post.append(instead)
-
-
 def set_threads() -> int:
     """Set how many threads PyTorch divides one operation among."""
     import torch

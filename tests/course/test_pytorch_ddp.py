@@ -13,7 +13,7 @@ import pytest
 from lanes import long
 from on_ranks import on_ranks
 
-from dlcourse import pytorch_ddp, pytorch_net
+from dlcourse import components, pytorch_ddp, pytorch_net
 from dlguide.errors import MissingComponentError
 
 needs_pytorch = pytest.mark.skipif(
@@ -21,7 +21,7 @@ needs_pytorch = pytest.mark.skipif(
     reason="PyTorch is an optional part: `make pytorch`",
 )
 needs_horovod = pytest.mark.skipif(
-    not pytorch_net.horovod_has_pytorch(),
+    not components.installed("horovod.torch"),
     reason="Horovod has no PyTorch: `make horovod-pytorch`",
 )
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -71,21 +71,22 @@ def test_missing_pytorch_is_named_with_the_command(monkeypatch):
     ("torch", "horovod", "shown"),
     [(False, False, ""), (True, False, "PyTorch"), (True, True, "PyTorch Horovod with PyTorch")],
 )
-def test_marked_cells_only_say_what_is_missing(torch, horovod, shown, monkeypatch):
-    shell = SimpleNamespace(input_transformers_post=[])
+def test_marked_cells_only_say_what_is_missing(torch, horovod, shown, monkeypatch, capsys):
+    shell, there = SimpleNamespace(input_transformers_post=[]), {"torch": torch}
     monkeypatch.setattr("IPython.get_ipython", lambda: shell)
-    monkeypatch.setattr(pytorch_net, "horovod_has_pytorch", lambda: horovod)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: shell if torch else None)
-    pytorch_net.skip_marked_cells()
+    monkeypatch.setattr(components, "installed", (there | {"horovod.torch": horovod}).get)
+    marks = {"PyTorch": "make pytorch", "Horovod with PyTorch": "make horovod-pytorch"}
+    components.skip_marked_cells(*marks)
+    assert len(capsys.readouterr().out.splitlines()) == 2 - torch - horovod
     ran = []
-    for mark, make in (("PyTorch", "pytorch"), ("Horovod with PyTorch", "horovod-pytorch")):
+    for mark, command in marks.items():
         lines = [f"# needs {mark}\n", "1 / 0\n"]
         for transform in shell.input_transformers_post:
             lines = transform(lines)
         if lines[-1] == "1 / 0\n":
             ran.append(mark)
         else:
-            assert f"`make {make}`" in lines[0]
+            assert f"`{command}`" in lines[0]
     assert " ".join(ran) == shown
 
 
