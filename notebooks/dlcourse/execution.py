@@ -14,6 +14,7 @@ import fcntl
 import importlib.util
 import json
 import os
+import platform
 import re
 import shutil
 import socket
@@ -38,7 +39,9 @@ LIMIT_S = 60.0  # of a lesson on 2 cores
 CUT, STRICT = "DLCOURSE_NETWORK_CUT", "DLCOURSE_STRICT"
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2"}  # TensorFlow's messages at each import
 NEW_USER, NEW_NETWORK = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET
-HOW_TO_GET = {"torch": "make pytorch"}  # what a notebook may need that `make setup` leaves out
+# What a notebook may need that `make setup` leaves out, everywhere or on some processors.
+HOW_TO_GET = {"torch": "make pytorch", "daal4py": "pip install scikit-learn-intelex"}
+X86_ONLY = ("daal4py",)
 
 
 def find(folder: str | os.PathLike[str] | None = None) -> list[Path]:
@@ -78,9 +81,17 @@ def missing(path: str | os.PathLike[str]) -> str:
     needed = contents.get("metadata", {}).get("dlguide", {}).get("needs", [])
     names = isinstance(needed, list) and all(isinstance(name, str) and name for name in needed)
     require(names, "needs", "be a list of packages in the notebook's metadata", needed)
-    absent = [name for name in needed if not _installed(name)]
-    how = {name: HOW_TO_GET.get(name, f"pip install {name}") for name in absent}
-    return "; ".join(f"{name} is not installed: `{how[name]}`" for name in absent)
+    return "; ".join(filter(None, map(lack, needed)))
+
+
+def lack(name: str) -> str:
+    """Why an optional package is not there, with the command that adds it; "" where it is."""
+    if _installed(name):
+        return ""
+    here = platform.machine()
+    if name in X86_ONLY and here != "x86_64":
+        return f"{name} has no wheel for {here}, only for x86_64"
+    return f"{name} is not installed: `{HOW_TO_GET.get(name, f'pip install {name}')}`"
 
 
 def _installed(name: str) -> bool:

@@ -7,13 +7,16 @@ import copy
 import pytest
 
 from dlcourse import exercises
+from dlcourse.execution import lack
 from dlcourse.exercises.compare import same
 from dlcourse.exercises.engine import Exercise, NotAnswered, WrongAnswer
 
+WITH_DAAL = ("60-1 part 1", "60-4") if lack("daal4py") else ()  # not on ARM64
 ALL = {
-    f"{number}{f' part {place}' if len(parts) > 1 else ''}": part
+    name: part
     for number, parts in exercises.exercises().items()
     for place, part in enumerate(parts)
+    if (name := f"{number}{f' part {place}' if len(parts) > 1 else ''}") not in WITH_DAAL
 }
 ON_RANKS = {name: part for name, part in ALL.items() if part.ranks}
 HERE = {name: part for name, part in ALL.items() if not part.ranks}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import platform
 import signal
 import subprocess
 import sys
@@ -135,6 +136,14 @@ def test_what_a_notebook_needs_is_read_with_care(tmp_path):
     assert missing("{}") == missing(needs([])) == missing(needs(["json", "os.path"])) == ""
     text = "nowhere_at_all.sub is not installed: `pip install nowhere_at_all.sub`"
     assert missing(needs(["nowhere_at_all.sub"])) == text
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importlib.util, "find_spec", lambda name: None)
+        for machine, lack in (
+            ("x86_64", "is not installed: `pip install scikit-learn-intelex`"),
+            ("aarch64", "has no wheel for aarch64, only for x86_64"),
+        ):
+            patch.setattr(platform, "machine", lambda machine=machine: machine)
+            assert missing(needs(["daal4py"])) == f"daal4py {lack}"
     with pytest.raises(ValueError, match="`needs` must be a list of packages"):
         missing(needs("torch"))
     with pytest.raises(ValueError, match="`path` must be a notebook, got"):

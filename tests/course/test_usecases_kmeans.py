@@ -6,8 +6,10 @@ from lanes import RANKS
 from on_ranks import on_ranks
 from sklearn.cluster import KMeans
 
+from dlcourse.execution import lack
 from dlcourse.usecases import kmeans, photographs
 
+pytestmark = pytest.mark.skipif(bool(lack("daal4py")), reason=lack("daal4py"))
 CLUSTERS, STEPS = 16, 12
 OFFSETS = [[away] * 4 for away in (1e4, 1e7, 1e8, 1e9)] + [[0.0, -1e9, 1e9, 5.0]]
 

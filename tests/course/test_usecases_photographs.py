@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dlcourse.execution import lack
 from dlcourse.usecases import photographs
 from dlguide import commands
 
@@ -52,6 +53,7 @@ def test_png_keeps_every_pixel_with_a_palette_or_without():
         np.testing.assert_array_equal(photographs.read(io.BytesIO(contents)), pixels)
 
 
+@pytest.mark.skipif(bool(lack("daal4py")), reason=lack("daal4py"))
 def test_program_draws_a_photograph_on_ranks_and_prints_its_error(tmp_path):
     path = saved(tmp_path, Image.fromarray(COLOUR), "given.png")
     words = ["--real", path, "--colours", 3, 5, "--output", tmp_path / "drawn"]

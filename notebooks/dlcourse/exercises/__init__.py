@@ -81,7 +81,7 @@ def check(number: str, *answers: Any) -> bool:
     except TimeUp:
         return _refuse(number, "✘", "did not end: the answer was stopped.", strict)
     except NotChecked as error:
-        return _refuse(number, "…", f"was not checked: its ranks do not start. {error}", strict)
+        return _refuse(number, "…", f"was not checked: {error}", strict)
     except RuntimeError as error:  # a rank failed or waits for the others
         return _refuse(number, "✘", f"is not correct. {error}", strict)
     score = parts[-1].score(given[-1], cluster) if getattr(parts[-1], "score", None) else None
@@ -174,5 +174,5 @@ def _clusters(numbers: Sequence[int], own: Any) -> Iterator[Any]:
             try:
                 _helper.append(Cluster(ranks=ranks, oversubscribe=True, magics=False))
             except RuntimeError as error:
-                raise NotChecked(str(error)) from error
+                raise NotChecked(f"its ranks do not start. {error}") from error
         yield _helper[0]

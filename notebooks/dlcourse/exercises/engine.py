@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 
 from dlcourse.exercises.compare import brief, difference, problem, same
+from dlguide.errors import MissingComponentError
 
 LIMIT_S = 8.0  # of an answer, in the notebook or on ranks
 TIMED_S = 10.0  # after which no further turn of a timing begins
@@ -62,7 +63,7 @@ class TimeUp(KeyboardInterrupt):
 
 
 class NotChecked(RuntimeError):
-    """The ranks that should check an answer do not start: nothing is known about the answer."""
+    """What should check an answer is missing, or its ranks do not start: nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,9 @@ class Exercise:
         with limit(self.limit_s), short_output():
             came = [self._result(answer, case) for case in cases]
         right = [self._result(self.model, case) for case in cases]
+        for each in right:
+            if isinstance(each, MissingComponentError):  # the answer has raised the same
+                raise NotChecked(str(each))
         self._compare(answer, cases, came, right, self._result)
 
     def _judge_on(self, answer: Any, cluster: Any) -> None:
@@ -145,7 +149,7 @@ class Exercise:
             try:
                 cluster.run(int)  # starts the ranks again where an earlier answer has ended them
             except RuntimeError as error:
-                raise NotChecked(str(error)) from error
+                raise NotChecked(f"its ranks do not start. {error}") from error
             try:
                 with limit(self.limit_s, again_s=0):  # once: then the cluster frees its ranks
                     results = cluster.run(_on_rank, self.call, answer, inputs)

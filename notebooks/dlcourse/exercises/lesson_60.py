@@ -7,7 +7,9 @@ from unittest.mock import patch
 
 import numpy as np
 
+from dlcourse.execution import lack
 from dlcourse.exercises.engine import TIMED_S, Exercise, Letters, of_slowest_rank
+from dlcourse.usecases import kmeans
 
 FOUR, PAIRS = {0, 1, 2, 3}, [{0, 2}, {1, 3}]
 MASKS = [([FOUR], None), (PAIRS, None), ([{0}, {1}], 8), ([FOUR] * 2, 2), (PAIRS * 2, None),
@@ -41,8 +43,7 @@ def infer(points, centres, iterations=0):
 
 def call_infer(answer, points, centres):
     """The labels, and whether `daal4py.kmeans` was used, with how many iterations."""
-    import daal4py
-
+    daal4py = kmeans.load_daal4py()
     real, space, calls = daal4py.kmeans, getattr(unwrap(answer), "__globals__", {}), []
 
     def noted(nClusters=None, maxIterations=None, *more, **settings):
@@ -109,8 +110,6 @@ def of_all(inputs, total=moved):
 
 def share_of_daal(answer, comm, turns=5, steps=10):
     """The time of a step of daal4py on these ranks, as a share of the answer's time."""
-    from dlcourse.usecases import kmeans
-
     daal_s, answer_s = [], []
     random = np.random.default_rng(62)
     points, centres = random.uniform(0, 255, (100_000, 3)), random.uniform(0, 255, (16, 3))
@@ -125,6 +124,11 @@ def share_of_daal(answer, comm, turns=5, steps=10):
         if len(answer_s) > 1 and sum(answer_s) > TIMED_S:
             break
     return float(np.median(daal_s[1:]) / np.median(answer_s[1:]))
+
+
+def score(answer, cluster):
+    """The score of a step; None where there is no daal4py."""
+    return None if lack("daal4py") else of_slowest_rank(share_of_daal)(answer, cluster)
 
 
 def alone(inputs):
@@ -215,7 +219,7 @@ EXERCISES = {
     ],
     "60-4": Exercise(
         step, ranks=(2, 3), cases=parts, serial=of_all,
-        score=of_slowest_rank(share_of_daal),
+        score=score,
         also_right=(step_by_matrix_product, step_by_clusters),
         hint="Sum of all points of the cluster on all ranks, divided by their number on all ranks.",
         mistakes={

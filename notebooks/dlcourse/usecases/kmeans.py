@@ -24,6 +24,7 @@ import numpy as np
 import psutil
 from numpy.typing import ArrayLike
 
+from dlcourse.execution import lack
 from dlguide.collectives.agreement import agree_or_raise
 from dlguide.data.datasets import shard
 from dlguide.errors import MissingComponentError, require
@@ -34,10 +35,8 @@ def load_daal4py() -> ModuleType:
     try:
         import daal4py
     except ImportError as error:
-        raise MissingComponentError(
-            f"daal4py cannot be loaded ({error}). It comes with scikit-learn-intelex, for x86_64 "
-            "only: run `pip install scikit-learn-intelex` on such a machine."
-        ) from error
+        why = lack("daal4py") or f"daal4py cannot be loaded ({error})"
+        raise MissingComponentError(f"{why}.") from error
     return daal4py
 
 
