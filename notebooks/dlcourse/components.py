@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import platform
+from contextlib import suppress
 from pathlib import Path
 
 from dlguide.errors import require_known
@@ -13,7 +15,9 @@ MARKS = {
     "Horovod with PyTorch": ("horovod.torch", "make horovod-pytorch"),
     "JAX": ("jax", "make jax"),
     "PyTorch": ("torch", "make pytorch"),
+    "daal4py": ("daal4py", "pip install scikit-learn-intelex"),
 }
+X86_ONLY = ("daal4py",)
 
 
 def installed(package: str) -> bool:
@@ -22,7 +26,19 @@ def installed(package: str) -> bool:
         found = importlib.util.find_spec("horovod") if installed("torch") else None
         folders = found.submodule_search_locations or () if found else ()
         return any(any(Path(folder, "torch").glob("mpi_lib_v2.*.so")) for folder in folders)
-    return importlib.util.find_spec(package) is not None
+    with suppress(ModuleNotFoundError):  # its parent package is not installed
+        return importlib.util.find_spec(package) is not None
+    return False
+
+
+def lack(package: str) -> str:
+    """Return why a package cannot be imported, with the command that adds it; "" where it can."""
+    if installed(package):
+        return ""
+    here = platform.machine()
+    if package in X86_ONLY and here != "x86_64":
+        return f"has no wheel for {here}, only for x86_64"
+    return f"is not installed (`{dict(MARKS.values()).get(package, f'pip install {package}')}`)"
 
 
 def skip_marked_cells(*names: str) -> None:
@@ -34,10 +50,9 @@ def skip_marked_cells(*names: str) -> None:
     """
     missing = {}
     for name in names:
-        package, command = MARKS[require_known(name, MARKS, "names")]
-        if not installed(package):
-            missing[f"# needs {name}"] = f"{name} is not installed (`{command}`)"
-            print(f"{name} is not installed (`{command}`): the cells that need it only say so.")
+        if why := lack(MARKS[require_known(name, MARKS, "names")][0]):
+            missing[f"# needs {name}"] = f"{name} {why}"
+            print(f"{name} {why}: the cells that need it only say so.")
     if missing:
         from IPython import get_ipython
 

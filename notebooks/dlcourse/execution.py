@@ -11,10 +11,8 @@ from __future__ import annotations
 import argparse
 import ctypes
 import fcntl
-import importlib.util
 import json
 import os
-import platform
 import re
 import shutil
 import socket
@@ -31,6 +29,7 @@ from typing import Any
 import psutil
 
 from dlcourse import NOTEBOOKS, ROOT
+from dlcourse.components import lack
 from dlguide import commands
 from dlguide.errors import require, require_positive
 
@@ -39,9 +38,6 @@ LIMIT_S = 60.0  # of a lesson on 2 cores
 CUT, STRICT = "DLCOURSE_NETWORK_CUT", "DLCOURSE_STRICT"
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2"}  # TensorFlow's messages at each import
 NEW_USER, NEW_NETWORK = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET
-# What a notebook may need that `make setup` leaves out, everywhere or on some processors.
-HOW_TO_GET = {"torch": "make pytorch", "daal4py": "pip install scikit-learn-intelex"}
-X86_ONLY = ("daal4py",)
 
 
 def find(folder: str | os.PathLike[str] | None = None) -> list[Path]:
@@ -81,24 +77,7 @@ def missing(path: str | os.PathLike[str]) -> str:
     needed = contents.get("metadata", {}).get("dlguide", {}).get("needs", [])
     names = isinstance(needed, list) and all(isinstance(name, str) and name for name in needed)
     require(names, "needs", "be a list of packages in the notebook's metadata", needed)
-    return "; ".join(filter(None, map(lack, needed)))
-
-
-def lack(name: str) -> str:
-    """Why an optional package is not there, with the command that adds it; "" where it is."""
-    if _installed(name):
-        return ""
-    here = platform.machine()
-    if name in X86_ONLY and here != "x86_64":
-        return f"{name} has no wheel for {here}, only for x86_64"
-    return f"{name} is not installed: `{HOW_TO_GET.get(name, f'pip install {name}')}`"
-
-
-def _installed(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # its parent package is not installed
-        return False
+    return "; ".join(f"{name} {why}" for name in needed if (why := lack(name)))
 
 
 def shorten(cells: Iterable[MutableMapping[str, Any]]) -> int:

@@ -7,7 +7,7 @@ import copy
 import pytest
 
 from dlcourse import exercises
-from dlcourse.execution import lack
+from dlcourse.components import lack
 from dlcourse.exercises.compare import same
 from dlcourse.exercises.engine import Exercise, NotAnswered, WrongAnswer
 

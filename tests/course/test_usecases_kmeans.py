@@ -6,7 +6,7 @@ from lanes import RANKS
 from on_ranks import on_ranks
 from sklearn.cluster import KMeans
 
-from dlcourse.execution import lack
+from dlcourse.components import lack
 from dlcourse.usecases import kmeans, photographs
 
 pytestmark = pytest.mark.skipif(bool(lack("daal4py")), reason=lack("daal4py"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dlcourse.execution import lack
+from dlcourse.components import lack
 from dlcourse.usecases import photographs
 from dlguide import commands
 

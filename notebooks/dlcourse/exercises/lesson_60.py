@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from dlcourse.execution import lack
+from dlcourse.components import lack
 from dlcourse.exercises.engine import TIMED_S, Exercise, Letters, of_slowest_rank
 from dlcourse.usecases import kmeans
 

@@ -24,7 +24,7 @@ import numpy as np
 import psutil
 from numpy.typing import ArrayLike
 
-from dlcourse.execution import lack
+from dlcourse.components import lack
 from dlguide.collectives.agreement import agree_or_raise
 from dlguide.data.datasets import shard
 from dlguide.errors import MissingComponentError, require
@@ -35,8 +35,8 @@ def load_daal4py() -> ModuleType:
     try:
         import daal4py
     except ImportError as error:
-        why = lack("daal4py") or f"daal4py cannot be loaded ({error})"
-        raise MissingComponentError(f"{why}.") from error
+        why = lack("daal4py") or f"cannot be loaded ({error})"
+        raise MissingComponentError(f"daal4py {why}.") from error
     return daal4py
 
 
