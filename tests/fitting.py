@@ -21,7 +21,8 @@ def arguments(**settings: Any) -> dict[str, Any]:
     config = {name: settings.pop(name) for name in list(settings) if name in CONFIG}
     parallel = settings.pop("parallel", None)
     if parallel is not None:
-        settings["comm"] = connect(True) if parallel else SingleProcess()
+        exchange = settings.get("exchange", "mpi")
+        settings["comm"] = connect(True, exchange) if parallel else SingleProcess()
     own = ("every_steps", "keep", "asynchronous")
     saves = {name: settings.pop(name) for name in own if name in settings}
     if settings.get("checkpoint") is not None:

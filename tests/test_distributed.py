@@ -151,8 +151,11 @@ def sums_of_lists(sizes, dtype, compression):
 
     from dlguide.distributed.exchange import Exchange
     from dlguide.distributed.world import MpiCommunicator
+    from dlguide.parallel.compression import named
 
     ranks = MpiCommunicator()
+    if compression == "object":
+        compression = named("bf16")
     kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     draw = [np.random.default_rng([3, rank]) for rank in range(ranks.size)]
     lists = [[d.normal(size=n).astype(kind) for n in sizes] for d in draw]
@@ -173,7 +176,9 @@ def sums_of_lists(sizes, dtype, compression):
         far.append(max(float(np.abs(f.astype("f8") - t).max(initial=0)) for f, t in
                        zip(found, truth, strict=True)))  # fmt: skip
         assert [f.dtype for f in found] == [kind] * len(sizes)
-    return far
+    added = Exchange(ranks, False, compression)(lists[ranks.rank])[2]
+    total = sum(parts[2].astype("f8") for parts in lists)
+    return [*far, float(np.abs(added.astype("f8") - total).max()) / ranks.size]
 
 
 @pytest.mark.parametrize(
@@ -181,6 +186,7 @@ def sums_of_lists(sizes, dtype, compression):
     [
         ("float64", None, 1e-14), ("float32", None, 1e-6), ("float16", None, 4e-3),
         ("bfloat16", None, 4e-2), ("float32", "fp16", 6e-3), ("float32", "bf16", 5e-2),
+        ("float32", "object", 5e-2),
     ],
 )  # fmt: skip
 def test_exchange_is_the_weighted_mean(dtype, compression, far, tmp_path):
@@ -188,6 +194,22 @@ def test_exchange_is_the_weighted_mean(dtype, compression, far, tmp_path):
     for mine in on_ranks(2, sums_of_lists, tmp_path, sizes=sizes, dtype=dtype,
                          compression=compression):  # fmt: skip
         assert max(mine) < far
+
+
+@pytest.mark.timeout(120)
+def test_an_error_of_one_rank_ends_all_under_plain_mpiexec(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import dlguide.distributed as dd\n"
+        "dd.init()\n"
+        "if dd.rank() == 1:\n"
+        "    raise ValueError('only here')\n"
+        "dd.world.world().comm.barrier()\n"  # as in an exchange: nobody else comes
+    )
+    command = [SCRIPTS / "mpiexec.gforker", "-n", "2", sys.executable, program]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=100)
+    assert done.returncode != 0
+    assert "ValueError: only here" in done.stderr + done.stdout
 
 
 def weights_by_hand():

@@ -51,6 +51,7 @@ def trainings(saves_in):
     for name, net, settings in (
         ("float64 adam", lambda: small(1, "float64"), {"optimizer": "adam"}),
         # 41 = 2 * 20 + 1 = 30 + 11 = 40 + 1: ranks without a sample in the last step.
+        ("float64 Horovod", lambda: small(1, "float64"), {"exchange": "horovod"}),
         ("float64 empty", lambda: small(1, "float64"), {"samples": 41}),
         ("float64 accumulated", lambda: small(1, "float64"), {"optimizer": accumulating}),
         ("float64 weight decay", lambda: small(1, "float64", decay=0.1), {}),
@@ -125,6 +126,7 @@ def trainings(saves_in):
 
     text_of("unknown optimizer", optimizer="adamm")
     text_of("batch", batch_per_rank=102)
+    text_of("timeline", timeline=os.path.join(saves_in, "timeline.json"))
     text_of("other seeds", seed=rank)
     blocker = os.path.join(saves_in, "file")
     if rank == 0:
@@ -218,6 +220,49 @@ def test_ranks_fail_together_with_the_same_text(results):
         )
         assert "rank 0: `checkpoint`" in errors["unwritable"]
         assert "rank 0: " in errors["damaged"]
+
+
+def synchronized_layers():
+    """Batch normalization over all ranks; one of two has nothing in the last step."""
+    import keras
+    import numpy as np
+    from fitting import fit
+
+    from dlguide.data.datasets import Dataset
+
+    images = np.random.default_rng(0).normal(3, 2, size=(13, 4))
+    data = Dataset("line", images, images[:, :2], images[:1], images[:1, :2])
+
+    def trained(**settings):
+        keras.utils.set_random_seed(3)
+        layers = keras.layers
+        model = keras.Sequential([
+            keras.Input((4,), dtype="float64"),
+            layers.Dense(5, dtype="float64"),
+            layers.BatchNormalization(synchronized=True, momentum=0.5, dtype="float64"),
+            layers.Dense(2, dtype="float64"),
+        ])  # fmt: skip
+        run = fit(
+            model, data, shuffle=False, loss=keras.losses.mean_squared_error, learning_rate=0.1,
+            optimizer=lambda rate: keras.optimizers.SGD(rate), evaluate=False, epochs=2, **settings,
+        )  # fmt: skip
+        return [w.tolist() for w in model.get_weights()], run.exchange
+
+    by_mpi, serial = trained(batch_per_rank=2), trained(batch_per_rank=4, parallel=False)
+    by_horovod = trained(batch_per_rank=2, exchange="horovod")
+    import dlguide.horovod as hvd
+
+    return [by_mpi, serial, by_horovod, hvd.is_initialized()]
+
+
+@pytest.mark.long
+def test_synchronized_layers_train_as_in_one_process_by_either_exchange(tmp_path):
+    for found in on_ranks(2, synchronized_layers, tmp_path, fresh=True):
+        (by_mpi, mpi), (serial, alone), (by_horovod, horovod), runs = found
+        assert (mpi, alone, horovod, runs) == ("mpi", "none", "horovod", False)
+        for each, other, expected in zip(by_mpi, by_horovod, serial, strict=True):
+            np.testing.assert_allclose(each, expected, rtol=1e-12, atol=1e-13)
+            np.testing.assert_allclose(other, expected, rtol=1e-12, atol=1e-13)
 
 
 def last_step_of_one_sample():

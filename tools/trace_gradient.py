@@ -1,10 +1,10 @@
-"""Trace one gradient from a notebook's cell to Horovod's operator, in a real training on 2 ranks.
+"""Trace one gradient from a notebook's cell to the exchange, in a real training on 2 ranks.
 
     python tools/trace_gradient.py            prints the trace
     python tools/trace_gradient.py --write    puts it between the markers of docs/architecture.md
 
 Frames are calls that are open at the same time, in this package's own files: (a) in the rank from
-`fit` to Horovod's operator while the training step is traced, (b) in the notebook's process from
+`fit` to the operator that will call the exchange while the training step is traced, (b) in the notebook's process from
 the cell to ipyparallel.
 """
 
@@ -83,15 +83,15 @@ def length(code: CodeType) -> int:
 
 
 def traced_fit() -> list[Call]:
-    """Train on this rank; return the calls around Horovod's operator in the traced step."""
+    """Train on this rank; return the calls around the exchange's operator in the traced step."""
     from dlguide import training
 
     def is_operator(frame: FrameType) -> bool:
-        return frame.f_code.co_name in ("horovod_grouped_allreduce", "horovod_allreduce")
+        return frame.f_code.co_name == "numpy_function"
 
     stacks = watch(is_operator, lambda: training.fit("mlp", config=training.FitConfig(samples=400)))
-    # A gradient is exchanged below an optimizer's `apply`; sums of metrics are not.
-    return next(s for s in stacks if any(call.function.endswith(".apply") for call in s))
+    # The comparison of weights, before it, is called in the same way.
+    return next(s for s in stacks if any(call.function.endswith(".reduce") for call in s))
 
 
 def traced_cell() -> tuple[list[Call], list[Call]]:
@@ -122,7 +122,7 @@ def report(cell: list[Call], rank: list[Call]) -> str:
         [
             f"Written by `{COMMAND}` from a training on 2 ranks.",
             "",
-            f"**{len(rank) - at} calls in the rank, from `fit` to Horovod's operator:**",
+            f"**{len(rank) - at} calls in the rank, from `fit` to the operator that calls `Exchange` in each step:**",
             "",
             *table(rank[at:]),
             "",
