@@ -4,8 +4,8 @@
     python tools/trace_gradient.py --write    puts it between the markers of docs/architecture.md
 
 Frames are calls that are open at the same time, in this package's own files: (a) in the rank from
-`fit` to the operator that will call the exchange while the training step is traced, (b) in the notebook's process from
-the cell to ipyparallel.
+`fit` to the operator that will call the exchange while the training step is traced, (b) in the
+notebook's process from the cell to ipyparallel.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def report(cell: list[Call], rank: list[Call]) -> str:
         [
             f"Written by `{COMMAND}` from a training on 2 ranks.",
             "",
-            f"**{len(rank) - at} calls in the rank, from `fit` to the operator that calls `Exchange` in each step:**",
+            f"**{len(rank) - at} calls in the rank, from `fit` to the operator that calls `Exchange` "
+            "in each step:**",
             "",
             *table(rank[at:]),
             "",
