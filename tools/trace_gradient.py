@@ -122,8 +122,8 @@ def report(cell: list[Call], rank: list[Call]) -> str:
         [
             f"Written by `{COMMAND}` from a training on 2 ranks.",
             "",
-            f"**{len(rank) - at} calls in the rank, from `fit` to the operator that calls `Exchange` "
-            "in each step:**",
+            f"**{len(rank) - at} calls in the rank, from `fit` to the operator that calls "
+            "`Exchange` in each step:**",
             "",
             *table(rank[at:]),
             "",
