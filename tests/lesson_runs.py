@@ -15,18 +15,23 @@ from dlguide.cluster import processes
 LIMIT_S = 600.0
 
 
-def run(path: Path, folder: Path, capsys, fast: bool = True) -> None:
-    """Execute a notebook into a folder, shortened or whole, and print how it went."""
+def faults(path: Path, folder: Path, capsys, fast: bool = True) -> list[str | int]:
+    """Execute a notebook into a folder, shortened or whole, and print how it went.
+
+    Returns:
+        list: the error that ended it, and the processes that it left; empty where all was well.
+    """
     result = execution.execute(path, LIMIT_S, output=folder / path.name, fast=fast)
     with capsys.disabled():
         print(f"\n{result}")
     if result.skipped:
         pytest.skip(result.skipped)
-    assert result.ok, result.error
+    if not result.ok:
+        return [result.error]
     deadline = time.monotonic() + 15
     while (left := leftovers()) and time.monotonic() < deadline:
         time.sleep(0.5)
-    assert not left
+    return left
 
 
 def leftovers() -> list[int]:

@@ -25,4 +25,4 @@ def chosen():
 @pytest.mark.parametrize("number", chosen())
 def test_lesson_runs(number, tmp_path, capsys):
     (path,) = NOTEBOOKS.glob(f"{number}_*.ipynb")
-    lesson_runs.run(path, tmp_path, capsys)
+    assert not lesson_runs.faults(path, tmp_path, capsys)

@@ -57,7 +57,7 @@ def shortened(path):
 @pytest.mark.timeout(lesson_runs.LIMIT_S + 60)
 @pytest.mark.parametrize("path", [shortened(path) for path in LESSONS])
 def test_lesson_runs_shortened(path, tmp_path, capsys):
-    lesson_runs.run(path, tmp_path, capsys)
+    assert not lesson_runs.faults(path, tmp_path, capsys)
 
 
 def whole(path):
@@ -71,7 +71,7 @@ def whole(path):
 @pytest.mark.timeout(lesson_runs.LIMIT_S + 60)
 @pytest.mark.parametrize("path", [whole(path) for path in execution.find()])
 def test_notebook_runs_whole(path, tmp_path, capsys):
-    lesson_runs.run(path, tmp_path, capsys, fast=False)
+    assert not lesson_runs.faults(path, tmp_path, capsys, fast=False)
 
 
 # --- execute itself ----------------------------------------------------------------------------
