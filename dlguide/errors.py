@@ -36,7 +36,7 @@ class NoLocksError(RuntimeError):
 
 
 def require(condition: bool, name: str, must: str, got: Any, then: str = "") -> None:
-    """Raise a ValueError in the house's form unless `condition` holds.
+    """Raise a ValueError in the project's one form unless `condition` holds.
 
     >>> require(False, "ranks", "be at least 1", 0)
     Traceback (most recent call last):

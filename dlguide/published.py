@@ -20,7 +20,7 @@ def load(name: str, folder: str | os.PathLike | None = None) -> list[dict[str, A
 
     A column becomes int or float when all its filled cells are such numbers, otherwise it stays
     text; an empty cell is None. Nothing is rounded, converted to other units or left out, so
-    that a row can be held against the source it names.
+    that a row can be compared with the source it names.
 
     Args:
         name: such as "throughput"; the error lists all.

@@ -121,7 +121,7 @@ def test_a_server_that_sends_more_than_was_declared_is_read_no_further(server, t
 @pytest.mark.parametrize("status", ["400", "404", "503"])
 def test_an_error_of_the_server_is_not_asked_for_again(status, server, tmp_path):
     server.behaviours = [status]
-    with pytest.raises(TransferError, match=f"cannot be had: .*{status}") as error:
+    with pytest.raises(TransferError, match=f"could not be downloaded: .*{status}") as error:
         download.fetch_file(server.url, tmp_path / "file", SHA256)
     assert server.asked == 1
     assert server.url in str(error.value)
@@ -131,11 +131,11 @@ def test_an_error_of_the_server_is_not_asked_for_again(status, server, tmp_path)
 @pytest.mark.parametrize(
     ("how", "text"),
     [
-        ("500", "cannot be had: .*500"),
-        ("cut", "cannot be had"),
-        ("silent", "cannot be had: .*timed out"),
+        ("500", "could not be downloaded: .*500"),
+        ("cut", "could not be downloaded"),
+        ("silent", "could not be downloaded: .*timed out"),
         ("other", "is not the file that was expected, with SHA-256"),
-        ("file:///etc/passwd", "cannot be had"),
+        ("file:///etc/passwd", "could not be downloaded"),
     ],
 )
 def test_a_file_that_cannot_be_had_leaves_what_was_there(how, text, server, tmp_path, monkeypatch):

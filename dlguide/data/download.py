@@ -126,7 +126,7 @@ def fetch(
         tuple: the files that are read.
 
     Raises:
-        TransferError: when it cannot be had: no network, or a publisher who asks for
+        TransferError: when it could not be downloaded: no network, or a publisher who asks for
             registration; the text says what to do instead.
         DataError: when what has come is damaged.
     """
@@ -177,8 +177,8 @@ def fetch_file(
         Path: of the file.
 
     Raises:
-        TransferError: when the file cannot be had or does not have this checksum; the text names
-            address and reason and says how to bring it by hand.
+        TransferError: when the file could not be downloaded or does not have this checksum; the text
+            names address and reason and says how to bring it by hand.
     """
     pooch = require_component("pooch")
     import requests
@@ -204,7 +204,7 @@ def fetch_file(
                 ),
             )
     except requests.RequestException as error:
-        raise TransferError(f"{url} cannot be had: {error}. {by_hand}") from error
+        raise TransferError(f"{url} could not be downloaded: {error}. {by_hand}") from error
     except ValueError as error:  # pooch compares the checksum before the file gets its name
         raise TransferError(
             f"{url} is not the file that was expected, with SHA-256 {digest}. Nothing was kept. "
@@ -235,7 +235,9 @@ class _Bar:
 def _stay_on_tls(reply: Any, **_: Any) -> None:
     there = urljoin(reply.url, reply.headers.get("Location", ""))
     if reply.url.startswith("https://") and not there.startswith("https://"):
-        raise TransferError(f"{reply.url} cannot be had: it leads to {there}, without TLS.")
+        raise TransferError(
+            f"{reply.url} could not be downloaded: it leads to {there}, without TLS."
+        )
 
 
 def _stop_after(nbytes: int | None, reply: Any, **_: Any) -> None:

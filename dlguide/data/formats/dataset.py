@@ -101,7 +101,7 @@ class VerificationReport:
 
 @dataclass(frozen=True)
 class ManifestFile:
-    """A file that the manifest vouches for; `role` is one of `_ROLES`, `count` its samples."""
+    """A file that the manifest lists; `role` is one of `_ROLES`, `count` its samples."""
 
     name: str
     role: str

@@ -82,7 +82,7 @@ def declared_nbytes(
 ) -> int | None:
     """Read a header, with `left` bytes from it to the file's end; None for the end mark.
 
-    The file is one that no manifest vouches for.
+    The file is one that no manifest lists.
     """
     what = f"the file ends within a record's header ({left} bytes left)"
     if left >= framing.before_nbytes:
@@ -100,7 +100,7 @@ def declared_nbytes(
 def read_records(
     path: str | os.PathLike, kind: str = "tfrecord", first: int = 0
 ) -> Iterator[bytes]:
-    """Read a file of records that no manifest vouches for from front to back, checking every byte.
+    """Read a file of records that no manifest lists from front to back, checking every byte.
 
     No length is believed before it fits its checksum and what is left of the file. A TFRecord
     file that was cut between two records looks like a shorter one.
