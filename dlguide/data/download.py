@@ -177,8 +177,8 @@ def fetch_file(
         Path: of the file.
 
     Raises:
-        TransferError: when the file could not be downloaded or does not have this checksum; the text
-            names address and reason and says how to bring it by hand.
+        TransferError: when the file could not be downloaded or does not have this checksum; the
+            text names address and reason and says how to bring it by hand.
     """
     pooch = require_component("pooch")
     import requests
