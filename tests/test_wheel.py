@@ -1,6 +1,8 @@
 """A wheel holds the library alone, works in an empty folder, and brings the published tables."""
 
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from hidden_packages import hide
 from packaging.requirements import Requirement
 
 from dlguide.errors import EXTRAS
@@ -100,16 +103,6 @@ def test_a_researcher_trains_on_arrays_of_their_own(installed, tmp_path):
     assert "accuracy" in installed("-c", OWN_ARRAYS, installed.target, cwd=tmp_path)
 
 
-BLOCKED = """
-import sys
-
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name.startswith({missing!r}):
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-
-sys.meta_path.insert(0, Blocker())
-"""
 WITHOUT_EXTRAS = """
 import numpy as np
 from dlguide.cluster import Cluster
@@ -164,13 +157,17 @@ print("well")
 @pytest.fixture
 def bare(installed, tmp_path):
     """Give a function that runs Python where no package of an extra can be imported."""
-    (tmp_path / "site").mkdir()
-    code = BLOCKED.format(missing=tuple(EXTRAS))
-    (tmp_path / "site" / "sitecustomize.py").write_text(code)
-    place = f"{tmp_path / 'site'}{os.pathsep}{installed.target}"
+    return without(installed, tmp_path, *EXTRAS)
 
-    def python(*arguments):
-        return run([sys.executable, "-P", *arguments], tmp_path, PYTHONPATH=place)
+
+def without(installed, tmp_path, *packages):
+    """Give a function that runs Python on the wheel's dlguide where packages are missing."""
+    (tmp_path / "site").mkdir()
+    env = hide(tmp_path / "site", *packages)
+    env["PYTHONPATH"] = f"{tmp_path / 'site'}{os.pathsep}{installed.target}"
+
+    def python(*arguments, **more):
+        return run([sys.executable, "-P", *arguments], tmp_path, **env | more)
 
     return python
 
@@ -179,6 +176,58 @@ def test_ranks_start_without_extras_and_what_needs_one_says_its_command(bare, tm
     (tmp_path / "script.py").write_text(WITHOUT_EXTRAS)
     assert bare("script.py") == "well\n"
     assert "Usage" in bare("-m", "dlguide", "--help")
+
+
+TRAINED = """
+import keras
+import numpy as np
+
+import dlguide.distributed as dd
+
+dd.init()
+keras.utils.set_random_seed(dd.rank())  # other initial weights on each rank
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile(dd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", jit_compile=False)
+inputs = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+shard = dd.shard(inputs, inputs.sum(1, keepdims=True), batch_size=8)
+history = model.fit(shard, epochs=20, verbose=0, callbacks=[dd.callbacks.Broadcast()])
+assert history.history["loss"][-1] < 0.01 * history.history["loss"][0]
+print("rank", dd.rank(), "of", dd.size(), keras.backend.backend(), model.get_weights()[0].ravel())
+"""
+BACKENDS = ("jax", "tensorflow", "torch")
+
+
+def needs(backend):
+    how = {"torch": "PyTorch is an optional part: `make pytorch`"}
+    absent = importlib.util.find_spec(backend) is None
+    reason = how.get(backend, f"{backend} is not installed: `make {backend}`")
+    return pytest.param(backend, marks=pytest.mark.skipif(absent, reason=reason))
+
+
+@pytest.mark.parametrize("backend", [needs(each) for each in BACKENDS])
+def test_two_ranks_train_on_one_backend_without_the_others_and_without_horovod(
+    backend, installed, tmp_path
+):
+    others = [each for each in BACKENDS if each != backend]
+    python = without(installed, tmp_path, "horovod", *others, "matplotlib", "pooch")
+    (tmp_path / "train.py").write_text(TRAINED)
+    out = python("-m", "dlguide", "run", "-n", "2", "train.py", KERAS_BACKEND=backend)
+    found = dict(re.findall(r"rank (\d) of 2 (.*)", out))
+    assert set(found) == {"0", "1"}
+    assert found["0"] == found["1"]
+    assert found["0"].startswith(f"{backend} [")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_backend_that_is_not_installed_is_named_with_its_command(backend, installed, tmp_path):
+    python = without(installed, tmp_path, backend, "horovod")
+    code = (
+        "from dlguide import distributed, errors\n"
+        "try:\n    distributed.init()\n"
+        "except errors.MissingComponentError as error:\n    print(error)"
+    )
+    said = f"This needs {backend}, which is not installed: `pip install 'dlguide[{backend}]'`.\n"
+    assert python("-c", code, KERAS_BACKEND=backend) == said
 
 
 def test_required_packages_are_few_and_none_of_an_extra():

@@ -16,6 +16,7 @@ import nbformat
 import notebook_form as form
 import psutil
 import pytest
+from hidden_packages import hide
 from interruptible import default_interrupt
 
 from dlcourse import NOTEBOOKS, execution, exercises
@@ -72,6 +73,23 @@ def whole(path):
 @pytest.mark.parametrize("path", [whole(path) for path in execution.find()])
 def test_notebook_runs_whole(path, tmp_path, capsys):
     assert not lesson_runs.faults(path, tmp_path, capsys, fast=False)
+
+
+PARTS_BY_HOROVOD = [path for path in LESSONS if path.name[:2] in ("20", "24", "26", "51", "52")]
+
+
+@pytest.mark.timeout(lesson_runs.LIMIT_S + 60)
+@pytest.mark.parametrize("path", [whole(path) for path in PARTS_BY_HOROVOD])
+def test_lesson_without_horovod_says_so_and_goes_on(path, tmp_path, capsys, monkeypatch):
+    for name, text in hide(tmp_path, "horovod").items():
+        monkeypatch.setenv(name, text)
+    assert not lesson_runs.faults(path, tmp_path, capsys)
+    ran = form.load(tmp_path / path.name)["cells"]
+    marked = [cell for cell in ran if form.source(cell).startswith("# needs Horovod\n")]
+    assert marked
+    for cell in marked:
+        text = "".join("".join(output["text"]) for output in cell["outputs"])
+        assert text == "Not shown: Horovod is not installed (`dlguide install-horovod`).\n"
 
 
 # --- execute itself ----------------------------------------------------------------------------
