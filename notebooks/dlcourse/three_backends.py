@@ -1,0 +1,203 @@
+"""Lesson 54: which backends are here, and one net trained by several exchanges in turns.
+
+What runs on ranks is called through `Cluster.run`; each cluster has its backend of Keras.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlguide.measure import Timing
+
+if TYPE_CHECKING:
+    import keras
+    from mpi4py.MPI import Comm
+
+# backend -> its package and the command that adds it
+BACKENDS = {
+    "tensorflow": ("tensorflow", "make setup"),
+    "jax": ("jax", "make jax"),
+    "torch": ("torch", "make pytorch"),
+}
+# backend -> the exchange that it brings or that is made for it
+OWN = {"tensorflow": "Horovod", "jax": "keras.distribution", "torch": "DDP"}
+NONE, OURS = "no exchange", "dlguide.distributed"
+
+
+def here() -> list[str]:
+    """The backends that are installed; the others are named with the command that adds them."""
+    found = []
+    for name, (package, command) in BACKENDS.items():
+        if importlib.util.find_spec(package):
+            found.append(name)
+        else:
+            print(f"{name} is not installed (`{command}`): this lesson goes on without it.")
+    if not has_horovod():
+        print("Horovod is not installed (`dlguide install-horovod`): it is left out below.")
+    return found
+
+
+def has_horovod() -> bool:
+    """Whether Horovod is installed; it is not loaded."""
+    return importlib.util.find_spec("horovod") is not None
+
+
+def start(comm: Comm, port: int) -> str:
+    """Connect JAX's processes to each other, before anything else; return the backend's name."""
+    import keras
+
+    import dlguide.distributed as dd
+
+    dd.init()
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        tf.get_logger().setLevel("ERROR")  # it warns that many small nets are compiled
+    if keras.backend.backend() == "jax":
+        addresses = ",".join(f"127.0.0.1:{port + rank}" for rank in range(comm.size))
+        keras.distribution.initialize(addresses, comm.size, comm.rank)
+    return keras.backend.backend()
+
+
+@contextmanager
+def own_way(comm: Comm) -> Iterator[Callable[[Callable[[], keras.Model], float, Any], keras.Model]]:
+    """Yield what compiles a new net with SGD for the backend's own exchange, within a block."""
+    import keras
+
+    name = keras.backend.backend()
+    with ExitStack() as stack:
+        if name == "torch":
+            from dlcourse import pytorch_net
+
+            stack.enter_context(pytorch_net.joined_by_mpi(comm))
+
+        def compiled(build: Callable[[], keras.Model], rate: float, loss: Any) -> keras.Model:
+            use_own(True)
+            keras.utils.set_random_seed(0)  # `keras.distribution` refuses unequal initial weights
+            net, optimizer = build(), keras.optimizers.SGD(rate)
+            if name == "tensorflow":
+                import dlguide.horovod as hvd
+
+                hvd.init()
+                optimizer = hvd.DistributedOptimizer(optimizer)
+            net.compile(optimizer, loss, jit_compile=False if name == "tensorflow" else "auto")
+            if name == "torch":
+                _train_through_ddp(net)
+            return net
+
+        try:
+            yield compiled
+        finally:
+            use_own(False)
+
+
+def use_own(on: bool) -> None:
+    """Switch `keras.distribution` on or off: it is a state of the process."""
+    import keras
+
+    if keras.backend.backend() == "jax":
+        keras.distribution.set_distribution(_data_parallel() if on else None)
+
+
+@functools.cache
+def _data_parallel() -> keras.distribution.DataParallel:
+    import keras
+
+    return keras.distribution.DataParallel(auto_shard_dataset=False)
+
+
+def _train_through_ddp(net: keras.Model) -> None:
+    """Let `fit` make its steps through DistributedDataParallel, whose hooks average gradients."""
+    import torch
+
+    ddp = torch.nn.parallel.DistributedDataParallel(net)
+
+    def train_step(data: Any) -> dict[str, Any]:
+        x, y = data
+        net.zero_grad()
+        loss = net.compute_loss(x, y, ddp(x, training=True))
+        loss.backward()
+        gradients = [each.value.grad for each in net.trainable_variables]
+        with torch.no_grad():
+            net.optimizer.apply(gradients, net.trainable_variables)
+        return {"loss": loss}
+
+    object.__setattr__(net, "train_step", train_step)  # past Keras, which would track it
+
+
+def in_turns(
+    comm: Comm, images: np.ndarray, labels: np.ndarray, batch: int, turns: int
+) -> dict[str, Any]:
+    """Train the MNIST CNN with `fit` by each exchange in turns; collective.
+
+    Each rank takes its own part of the images, in batches of `batch`. A turn is an epoch; the
+    first, in which nets are compiled, does not count, and a turn takes as long as on the slowest
+    rank.
+
+    Returns:
+        dict: "seconds": way -> Timing of an epoch; "weights": way -> this rank's weights after
+        all turns; "steps" of an epoch; "exchange": Timing of the exchange alone.
+    """
+    import keras
+
+    import dlguide.distributed as dd
+    from dlguide import models
+
+    name = keras.backend.backend()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    mine = slice(comm.rank, None, comm.size)
+    images, labels = np.ascontiguousarray(images[mine]), np.ascontiguousarray(labels[mine])
+
+    def build() -> keras.Model:
+        return models.build("mnist_cnn", seed=0, dropout=0.0)
+
+    def compiled(optimizer: Any) -> keras.Model:
+        net = build()
+        net.compile(optimizer, loss, jit_compile=False if name == "tensorflow" else "auto")
+        return net
+
+    sgd = keras.optimizers.SGD
+    nets = {NONE: compiled(sgd(0.01)), OURS: compiled(dd.DistributedOptimizer(sgd(0.01)))}
+    with own_way(comm) as compile_own:
+        if name != "tensorflow" or has_horovod():
+            nets[OWN[name]] = compile_own(build, 0.01, loss)
+        seconds: dict[str, list[float]] = {way: [] for way in nets}
+        order = list(nets)
+        for _ in range(turns + 1):
+            for way in order:
+                use_own(way == OWN[name])
+                comm.Barrier()
+                begin = perf_counter()
+                nets[way].fit(images, labels, batch_size=batch, shuffle=False, verbose=0)
+                seconds[way].append(max(comm.allgather(perf_counter() - begin)))
+            order.append(order.pop(0))
+        weights = {way: net.get_weights() for way, net in nets.items()}
+    times = {way: Timing(tuple(each[1:]), tuple(each[:1])) for way, each in seconds.items()}
+    shapes = [each.shape for each in weights[NONE]]
+    steps = -(-len(images) // batch)
+    return {"seconds": times, "weights": weights, "steps": steps,
+            "exchange": exchange_alone(comm, shapes)}  # fmt: skip
+
+
+def exchange_alone(comm: Comm, shapes: Sequence[tuple[int, ...]], turns: int = 20) -> Timing:
+    """Time the exchange of arrays of these shapes in float32, with nothing computed; collective."""
+    from dlguide.distributed.exchange import Exchange
+    from dlguide.distributed.world import MpiCommunicator
+    from dlguide.measure import timing
+
+    exchange = Exchange(MpiCommunicator(comm), average=True)
+    arrays = [np.ones(shape, np.float32) for shape in shapes]
+    return timing(lambda: exchange(arrays), turns, 3, comm)
+
+
+def apart(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> float:
+    """The largest difference of any element."""
+    pairs = zip(first, second, strict=True)
+    return max(float(np.abs(np.asarray(a, "f8") - b).max()) for a, b in pairs)
