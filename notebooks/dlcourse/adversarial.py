@@ -91,7 +91,7 @@ class Game:
         self._optimizers = [keras.optimizers.Adam(rate, beta_1=0.5) for rate in rates]
         for optimizer, net in zip(self._optimizers, (generator, discriminator), strict=True):
             optimizer.build(net.trainable_variables)
-        self._average, self._rows = self._shared(parallel)
+        self._rows = self._shared() if parallel else slice(None)
         self._stream = tf.Variable(0, dtype=tf.int32, trainable=False)
         self._step = tf.function(self._one_step, jit_compile=False, autograph=False)
 
@@ -111,40 +111,37 @@ class Game:
         codes = tf.random.stateless_normal((samples, self.generator.input_shape[1]), seed)
         return tf.cast(codes, self.generator.compute_dtype)
 
-    def _shared(self, parallel: bool) -> tuple[Callable[[Any, str], Any], Callable[[Any], Any]]:
-        """How gradients are averaged, and which rows of the global batch are this rank's."""
-        if not parallel:
-            return lambda gradients, name: gradients, lambda rows: rows
-        import dlguide.horovod as hvd
+    def _shared(self) -> slice:
+        """Average both nets' gradients over all ranks; return this rank's rows of a batch."""
+        import dlguide.distributed as dd
 
-        rank, ranks = hvd.rank(), hvd.size()
-        even = f"be divided evenly by the {ranks} ranks"
-        require(self.batch % ranks == 0, "batch", even, self.batch)
-        nets = (self.generator, self.discriminator)
-        hvd.broadcast_variables([v for net in nets for v in net.variables], root_rank=0)
-        return (
-            lambda gradients, name: hvd.grouped_allreduce(gradients, name=name),
-            lambda rows: rows[rank::ranks],
-        )
+        even = f"be divided evenly by the {dd.size()} ranks"
+        require(self.batch % dd.size() == 0, "batch", even, self.batch)
+        for optimizer, net in zip(
+            self._optimizers, (self.generator, self.discriminator), strict=True
+        ):
+            dd.broadcast(net)
+            dd.DistributedOptimizer(optimizer)
+        return slice(dd.rank(), None, dd.size())
 
     def _next(self, source: Callable[[Any, int], Any]) -> Any:
         import tensorflow as tf
 
         self._stream.assign_add(1)
         drawn = source(tf.stack([self.seed, self._stream.read_value()]), self.batch)
-        return tf.cast(self._rows(drawn), self.generator.compute_dtype)
+        return tf.cast(drawn[self._rows], self.generator.compute_dtype)
 
     def _one_step(self) -> tuple[Any, Any]:
         import tensorflow as tf
 
         generator, judge = self.generator, self.discriminator
-        for number in range(self.judge_steps):
+        for _ in range(self.judge_steps):
             real, codes = self._next(self._draw), self._next(self._noise)
             fake = generator(codes, training=True)
             with tf.GradientTape() as tape:
                 logits = judge(real, training=True), judge(fake, training=True)
                 judged = self.losses(*logits)[0]
-            self._update(1, judge, tape.gradient(judged, judge.trainable_variables), number)
+            self._update(1, judge, tape.gradient(judged, judge.trainable_variables))
             if self.clip is not None:
                 for weight in judge.trainable_variables:
                     weight.assign(tf.clip_by_value(weight, -self.clip, self.clip))
@@ -152,11 +149,10 @@ class Game:
         with tf.GradientTape() as tape:
             scores = judge(generator(codes, training=True), training=True)
             made = self.losses(tf.zeros_like(scores), scores)[1]
-        self._update(0, generator, tape.gradient(made, generator.trainable_variables), 0)
+        self._update(0, generator, tape.gradient(made, generator.trainable_variables))
         return judged, made
 
-    def _update(self, which: int, net: Any, gradients: Any, number: int) -> None:
-        gradients = self._average(gradients, f"{net.name}{number}")
+    def _update(self, which: int, net: Any, gradients: Any) -> None:
         self._optimizers[which].apply(gradients, net.trainable_variables)
 
 

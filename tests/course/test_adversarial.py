@@ -95,12 +95,12 @@ def test_judge_is_updated_as_often_as_asked_and_clipped_each_time():
 def plays(batch, parallel):
     import numpy as np
 
-    import dlguide.horovod as hvd
+    import dlguide.distributed as dd
     from dlcourse import adversarial
     from dlcourse.adversarial import Ring
 
-    hvd.init()
-    seed = hvd.rank() if parallel else 0  # ranks start apart, rank 0's weights must win
+    dd.init()
+    seed = dd.rank() if parallel else 0  # ranks start apart, rank 0's weights must win
     nets = adversarial.dense_pair(seed, hidden=8, dtype="float64")
     game = adversarial.Game(*nets, Ring().draw, batch, judge_steps=2, parallel=parallel)
     game.play(4)
