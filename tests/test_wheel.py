@@ -239,6 +239,8 @@ def test_required_packages_are_few_and_none_of_an_extra():
     for module, extra in EXTRAS.items():
         name = module.replace("google.", "").replace("_crc32c", "-crc32c")
         assert name in brought[extra] - needed
+    for backend in BACKENDS:  # `dlguide.distributed` trains with one extra
+        assert "keras" in brought[backend]
 
 
 def test_predict_reads_measured_points(installed, tmp_path):
