@@ -25,6 +25,7 @@ from dlguide.machine import describe
 from dlguide.measure import Ratio, Timing, ratio
 from dlguide.measure.limits import SHARE, Bound
 from dlguide.scaling.step import StepTime
+from dlguide.training import connect
 from dlguide.training.step import train_step
 
 MODES = {
@@ -157,9 +158,10 @@ def against_one(
 
     The prediction is the median of the slowest rank of `together` plus the exchange. So what ranks
     lose by sharing memory and caches is measured; predicted is that nothing hides the exchange.
-    No time of the real step is used. The exchange is measured with all gradients ready at once;
-    if the backward pass hides part of it (a free core, several threads), the predicted step is
-    too long. Leaves out the input pipeline: the samples are in memory.
+    No time of the real step is used. The exchange waits for all gradients of its optimizer, so no
+    backward pass hides it; only a step of several nets can compute for one while another's
+    gradients are exchanged, and then the predicted step is too long. Leaves out the input pipeline:
+    the samples are in memory.
 
     Args:
         step: of a use case's `step(...)`, or of `step_of`.
@@ -292,7 +294,7 @@ class TimedStep:
     """A training step to be timed on ranks; can be pickled.
 
     `build` is called on a rank with `SingleProcess()` for a worker by itself, with
-    `HorovodCommunicator()` for one among all; it returns a `StepWorker` with the same initial
+    `training.connect(True)` for one among all; it returns a `StepWorker` with the same initial
     weights each time, whose loss is a mean over the samples of *all* ranks. `samples` is called
     with a number of samples and a seed and returns the arrays that `step` takes.
     """
@@ -325,9 +327,7 @@ def measure_parts(
     from mpi4py import MPI
 
     comm = sleeping(MPI.COMM_WORLD)
-    from dlguide.horovod.communicator import HorovodCommunicator  # loads Keras
-
-    many = HorovodCommunicator()
+    many = connect(True)
     own, shared = step.build(SingleProcess()), step.build(many)
     work = equal_work(step, own, shared, many)
     whole, mine = _shares(step, many, seed=1)
