@@ -184,6 +184,11 @@ def fits_on_ranks(files):
     if rank == 0:
         saved.save(f"{files}/old.h5")
         done["h5"] = error_of(lambda: hvd.load_model(f"{files}/old.h5"))
+    # One rank stops: all do, after the same epoch.
+    stops = [keras.callbacks.EarlyStopping("loss", patience=1, min_delta=1e9)]
+    stops = [broadcast(0), *(stops if rank == 0 else [])]
+    history = fit(model(), hvd.DistributedOptimizer(o.SGD(0.1)), stops, epochs=4)
+    done["epochs"] = len(history.epoch)
     own = type(rates)()
     own.on_epoch_end = lambda epoch, logs: logs.update({f"only {rank}": 1.0})
     optimizer = hvd.DistributedOptimizer(o.SGD(0.1))
@@ -210,6 +215,11 @@ def test_all_ranks_hold_the_same_bits_after_fit(fitted):
         assert result["spread"] == 0.0
         assert result["spread of a model built by its first batch"] == 0.0
         assert result["mixed"] == ["LossScaleOptimizer", 0.0]
+
+
+def test_all_ranks_stop_when_one_does(fitted):
+    results, _ = fitted
+    assert [result["epochs"] for result in results] == [2] * len(results)
 
 
 def test_guard_notices_a_forgotten_broadcast_within_one_epoch(fitted):

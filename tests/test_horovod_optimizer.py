@@ -356,3 +356,43 @@ def several_move_with_a_loss_scale():
 
 def test_several_distributed_optimizers_share_a_loss_scale(tmp_path):
     assert on_ranks(2, several_move_with_a_loss_scale, tmp_path) == [[-0.25] * 6] * 2
+
+
+def twins_and_unequal_steps():
+    """Two nets of equal shapes in one step; then ranks with unequal steps, ended by `join`."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import dlguide.horovod as hvd
+
+    hvd.init()
+    nets = [keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)]) for _ in range(2)]
+    every = {"check_every": 4}
+    adams = [hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), **every) for _ in nets]
+    for net in nets:
+        hvd.broadcast_variables(net.weights, root_rank=0)
+    x = tf.constant(np.random.default_rng(hvd.rank()).normal(size=(8, 4)), tf.float32)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            there = nets[0](x)
+            loss = tf.reduce_mean((nets[1](there) - x) ** 2) + tf.reduce_mean((there + x) ** 2)
+        first, second = (net.trainable_variables for net in nets)
+        found = tape.gradient(loss, [*first, *second])
+        adams[0].apply(found[:2], first)
+        adams[1].apply(found[2:], second)
+
+    for _ in range(10):
+        step()
+    mine = np.concatenate([np.ravel(w) for net in nets for w in net.get_weights()])
+    rows = hvd.allgather(mine[None], "weights").numpy()
+    for _ in range(9 if hvd.rank() == 0 else 5):
+        step()
+    last = hvd.join()
+    return float(np.abs(rows - rows[0]).max()), int(last)
+
+
+def test_twin_nets_train_in_one_step_and_join_ends_unequal_steps(tmp_path):
+    assert on_ranks(2, twins_and_unequal_steps, tmp_path) == [[0.0, 0]] * 2

@@ -19,10 +19,11 @@ import dlguide.horovod.guard as guard
 import dlguide.horovod.native as native
 import dlguide.horovod.ops as ops
 import dlguide.horovod.optimizer as optimizer
-import dlguide.horovod.reduction as reduction
 import dlguide.horovod.runtime as runtime
 import dlguide.horovod.state as state
 import dlguide.horovod.tape as tape
+from dlguide.distributed import hooks
+from dlguide.horovod import reduction
 
 SGD = keras.optimizers.SGD
 REFUSED = [
@@ -69,7 +70,7 @@ def test_an_option_of_horovod_that_is_not_here_names_what_to_use(options, text):
 def test_scripts_of_horovod_that_pass_its_defaults_run():
     passes = {"backward_passes_per_step": 1, "average_aggregated_gradients": True}
     wrapped = optimizer.DistributedOptimizer(SGD(0.1), "mine", device_dense="", **passes)
-    assert reduction.reducers_of(wrapped)[0].name == "mine"
+    assert hooks.reducers_of(wrapped)[0].name == "mine"
     callbacks.BroadcastGlobalVariablesCallback(0, device="")
 
 
@@ -97,8 +98,8 @@ def test_only_keras_optimizers_are_wrapped_and_only_once():
     for again in (once, keras.optimizers.LossScaleOptimizer(once)):
         with pytest.raises(ValueError, match="must be one that is not distributed yet"):
             optimizer.DistributedOptimizer(again)
-    assert len(reduction.reducers_of(keras.optimizers.LossScaleOptimizer(once))) == 1
-    assert isinstance(once._reducer, reduction.GradientReducer)
+    assert len(hooks.reducers_of(keras.optimizers.LossScaleOptimizer(once))) == 1
+    assert isinstance(once._exchanging, reduction.GradientReducer)
 
 
 def test_wrapped_optimizer_is_still_what_it_was():
@@ -112,7 +113,7 @@ def test_wrapped_optimizer_is_still_what_it_was():
     )
     for made in (wrapped.from_config(config), wrapped.__class__.from_config(config)):
         assert made.get_config() == config
-        assert reduction.reducers_of(made), "a copy of a distributed optimizer is distributed"
+        assert hooks.reducers_of(made), "a copy of a distributed optimizer is distributed"
     wrapped.learning_rate = 0.5
     assert float(wrapped.learning_rate) == 0.5
     assert int(wrapped.iterations) == 0
@@ -231,21 +232,21 @@ def test_a_copy_of_a_distributed_optimizer_is_distributed(how):
     for given in (own, scaled, model):
         made = COPIES[how](given)
         made = made.optimizer if made.__class__ is keras.Sequential else made
-        (reducer,) = reduction.reducers_of(made)
-        assert reducer is not own._reducer
+        (reducer,) = hooks.reducers_of(made)
+        assert reducer is not own._exchanging
         assert {name: getattr(reducer, name) for name in ways} == ways
         assert float(made.learning_rate) == 0.25
     parts = keras.optimizers.OptimizerMap(default_optimizer=SGD(0.5))
     parts["kernel"], parts["bias"] = own, SGD(0.25)
     several = keras.optimizers.MultiOptimizer(parts)
     for _ in range(2):
-        (reducer,) = reduction.reducers_of(COPIES[how](several))
+        (reducer,) = hooks.reducers_of(COPIES[how](several))
         assert reducer.name == "mine"
         several.build([keras.Variable(0.0, name=name) for name in ("kernel", "bias", "other")])
     for plain in (SGD(0.25), keras.optimizers.LossScaleOptimizer(SGD(0.25))):
-        assert not reduction.reducers_of(COPIES[how](plain))
+        assert not hooks.reducers_of(COPIES[how](plain))
     again = COPIES[how](COPIES[how](own))
-    assert len(reduction.reducers_of(again)) == 1
+    assert len(hooks.reducers_of(again)) == 1
 
 
 def test_a_broadcast_in_a_graph_is_refused():

@@ -174,10 +174,10 @@ def kernel_environment() -> dict[str, str]:
 def world() -> tuple[int, str] | None:
     """Return the size of MPI's world and the library's name; None until a program starts MPI."""
     mpi = sys.modules.get("mpi4py.MPI")
-    comm = getattr(mpi, "COMM_WORLD", None)  # absent while the module is being imported
-    if comm is None or not mpi.Is_initialized() or mpi.Is_finalized():
+    # While the module is imported in another thread MPI may say that it has started, and has not.
+    if mpi is None or mpi.__spec__._initializing or not mpi.Is_initialized() or mpi.Is_finalized():
         return None
-    return comm.size, library_version(mpi)
+    return mpi.COMM_WORLD.size, library_version(mpi)
 
 
 def require_one_world(sizes: Iterable[int], ranks: int, library: str, launcher: object) -> None:

@@ -314,7 +314,8 @@ def rank_main(
         port.write_text(str(rendezvous.serve(ranks).server_port))
     monitor = Monitor(folder, rank)
     monitor.enter("running", 1)
-    threading.Thread(target=_watch_world, args=(folder, ranks), daemon=True).start()
+    watch = threading.Thread(target=_watch_world, args=(folder, ranks), daemon=True)
+    watch.start()
     while not (folder / GO).exists():
         time.sleep(LOOK_S)
     if gloo:
@@ -338,7 +339,8 @@ def rank_main(
             transparent.finish(session)
 
     reply: dict[str, Any] = guarded(monitor, 1, call)
-    _record_world(folder, ranks, world())
+    if watch.is_alive():  # not again: a rank that has ended ends MPI here too, by Horovod's thread
+        _record_world(folder, ranks, world())
     for stream in (sys.stdout, sys.stderr):
         # A script may have closed them or replaced them, even by None.
         with contextlib.suppress(ValueError, OSError, AttributeError):

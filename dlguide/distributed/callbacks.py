@@ -38,8 +38,7 @@ class _OnRanks(keras.callbacks.Callback):
         raise RuntimeError(
             f"The model's optimizer ({type(self.model.optimizer).__name__}) does not exchange "
             f"gradients, so that each of the {self.ranks.size} ranks would train alone: compile "
-            "the model with `DistributedOptimizer(optimizer)`. A saved file, and a copy of a "
-            "compiled model, have the plain optimizer."
+            "the model with `DistributedOptimizer(optimizer)`; that of a saved file is plain."
         )
 
 

@@ -33,14 +33,22 @@ class NotFiniteError(ArithmeticError):
     """The loss of a rank is nan or infinite; raised on all ranks together."""
 
 
+def parts_of(optimizer: Any) -> list[Any]:
+    """Return an optimizer and those it passes its gradients to, used by a variable or not yet."""
+    inner = [getattr(optimizer, "inner_optimizer", None)]
+    chosen = getattr(optimizer, "_optimizer_map", None)
+    if isinstance(chosen, keras.optimizers.OptimizerMap):
+        inner += [*chosen._optimizer_map.values(), chosen._default_optimizer]
+    else:
+        inner += getattr(optimizer, "optimizers", [])
+    return [optimizer, *(part for each in inner if each is not None for part in parts_of(each))]
+
+
 def reducers_of(optimizer: Any) -> list[Any]:
     """Return the reducers of an optimizer and of those it passes its gradients to."""
-    if optimizer is None:
-        return []
-    own = vars(optimizer).get("_exchanging")
-    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", [])]
-    below = [reducer for each in inner if each is not None for reducer in reducers_of(each)]
-    return [own, *below] if own is not None else below
+    parts = [] if optimizer is None else parts_of(optimizer)
+    found = [vars(part).get("_exchanging") for part in parts]
+    return list(dict.fromkeys(reducer for reducer in found if reducer is not None))
 
 
 def exchanging(*optimizers: Any) -> list[Any]:
@@ -185,11 +193,12 @@ def _stop_together(callbacks: Any, where: str, loss: Any = None) -> None:
             stops, lost = np.transpose(reducer.ranks.allgather_numbers(mine))
         if stops.any() and not model.stop_training:
             model.stop_training = True
-            if not lost.any() and reducer.ranks.rank == int(stops.argmin()):
-                who = ranks_in_words([int(at) for at in np.flatnonzero(stops)])
+            members = reducer.ranks.members
+            if not lost.any() and reducer.ranks.rank == members[int(stops.argmin())]:
+                who = ranks_in_words([members[at] for at in np.flatnonzero(stops)])
                 print(f"The training stops on all ranks because it stops on {who}.", flush=True)
-        if lost.any() and not stops.any():
-            who = ranks_in_words([int(at) for at in np.flatnonzero(lost)])
+        if lost.any() and not stops.any() and reducer.stops_at_nan:
+            who = ranks_in_words([reducer.ranks.members[at] for at in np.flatnonzero(lost)])
             raise NotFiniteError(
                 f"The loss is nan or infinite on {who} at batch {callbacks._dlguide_batches} of "
                 "this training. Try a lower learning rate or a warmup; when only some ranks are "

@@ -8,13 +8,15 @@ One class for TensorFlow, JAX and PyTorch: Keras calls `apply` on each of them, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 from keras.src import api_export
 from keras.src.saving import object_registration
+from keras.src.saving.keras_saveable import KerasSaveable
 
 from dlguide.distributed import hooks
 from dlguide.distributed.exchange import CASTS, Exchange
@@ -93,28 +95,13 @@ def distribute(
     reducer = GradientReducer(ranks, op=op, compression=compression, check_every=check_every)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         # On JAX it passes gradients on by a way of its own, which `apply` does not see.
-        settings = {"op": op, "compression": compression, "check_every": check_every}
-        distribute(optimizer.inner_optimizer, ranks, **settings)
+        exchange_by(reducer, optimizer.inner_optimizer)
         return optimizer
-    return with_reducer(optimizer, reducer, again=(_again, (op, compression, check_every)))
+    return exchange_by(reducer, optimizer)
 
 
-def _again(op: str, compression: Any, check_every: int) -> Callable:
-    """Return what makes a copy of a distributed optimizer distributed."""
-    return lambda optimizer: DistributedOptimizer(
-        optimizer, op=op, compression=copy.copy(compression), check_every=check_every
-    )
-
-
-def with_reducer(
-    optimizer: keras.optimizers.Optimizer, reducer: Any, again: tuple[Callable, tuple]
-) -> keras.optimizers.Optimizer:
-    """Make an optimizer pass its gradients through a reducer.
-
-    Args:
-        again: a function of a module and its arguments; it returns the function that makes a copy
-            of the optimizer distributed, wherever the copy arrives.
-    """
+def exchange_by(reducer: Any, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Make an optimizer pass its gradients through a reducer, such as `GradientReducer`."""
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(
             "`optimizer` must be an optimizer of Keras 3, such as `keras.optimizers.SGD(0.1)`, "
@@ -122,24 +109,24 @@ def with_reducer(
         )
     then = "Wrap it once: averaging twice changes nothing but the cost."
     must = "be one that is not distributed yet"
-    plain = not hooks.reducers_of(optimizer) and not hasattr(optimizer, "_reducer")
-    require(plain, "optimizer", must, optimizer.name, then)
+    require(not hooks.reducers_of(optimizer), "optimizer", must, optimizer.name, then)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     reducer.passes = inner.gradient_accumulation_steps or 1
-    distributed = _distributed_class(type(optimizer), reducer, again)
+    distributed = _distributed_class(type(optimizer), reducer)
     object.__setattr__(optimizer, "__class__", distributed)
     distributed._set_reducer(optimizer, reducer)
     hooks.install()
+    _keep_in_copies()
     return optimizer
 
 
-def _distributed_class(base: type, template: Any, again: tuple[Callable, tuple]) -> type:
+def _distributed_class(base: type, template: Any) -> type:
     """Make a subclass of an optimizer's class that exchanges gradients like `template`."""
 
-    class _Distributed(base):
+    class _Distributed(template.names, base):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self._set_reducer(template.copy())
+            self._set_reducer(copy.copy(template))
 
         def _set_reducer(self, reducer: Any) -> None:
             # Past Keras, which would take it for state of the optimizer.
@@ -158,17 +145,9 @@ def _distributed_class(base: type, template: Any, again: tuple[Callable, tuple])
                 grads = self._exchanging.reduce(grads, variables)
             return super().apply(grads, trainable_variables)
 
-        def __reduce__(self) -> tuple:
-            distributed = type(self)
-            object.__setattr__(self, "__class__", base)  # Keras saves it under its class
-            try:
-                return _copied, (self.__reduce__(), again)
-            finally:
-                object.__setattr__(self, "__class__", distributed)
-
         def __dir__(self) -> list[str]:
             # The names of the plain optimizer: Keras compares them when it (de)serializes.
-            own = {"_exchanging", "_set_reducer"}
+            own = {"_exchanging", "_set_reducer", *vars(template.names)} - set(dir(base))
             return [name for name in super().__dir__() if name not in own]
 
     _Distributed.apply = unconverted(_Distributed.apply)
@@ -181,10 +160,37 @@ def _distributed_class(base: type, template: Any, again: tuple[Callable, tuple])
     return _Distributed
 
 
-def _copied(plain: tuple, again: tuple[Callable, tuple]) -> keras.optimizers.Optimizer:
-    """Open a copy of a distributed optimizer, which is distributed too."""
-    (build, arguments), (make, settings) = plain, again
-    return make(*settings)(build(*arguments))
+@functools.cache
+def _keep_in_copies() -> None:
+    """Make copies of distributed optimizers distributed, alone and in what holds them.
+
+    `copy`, `pickle` and cloudpickle take what Keras would save, which is plain.
+    """
+    plain = KerasSaveable.__reduce__
+
+    def __reduce__(self: Any) -> tuple[Any, ...]:
+        optimizer = _optimizer_of(self)
+        parts = [] if optimizer is None else hooks.parts_of(optimizer)
+        reducers = [vars(part).get("_exchanging") for part in parts]
+        make, saved = plain(self)
+        return (make, saved) if not any(reducers) else (_distributed_copy, (*saved, reducers))
+
+    KerasSaveable.__reduce__ = __reduce__
+
+
+def _optimizer_of(saved: Any) -> Any:
+    """Return the optimizer that a Keras object is or holds, or None."""
+    found = saved if isinstance(saved, keras.optimizers.Optimizer) else vars(saved).get("optimizer")
+    return found if isinstance(found, keras.optimizers.Optimizer) else None
+
+
+def _distributed_copy(saved: Any, reducers: list[Any]) -> Any:
+    """Open what Keras has saved, and distribute the optimizers that were."""
+    made = KerasSaveable._unpickle_model(saved)
+    for part, reducer in zip(hooks.parts_of(_optimizer_of(made)), reducers, strict=False):
+        if reducer is not None and "_exchanging" not in vars(part):
+            exchange_by(copy.copy(reducer), part)
+    return made
 
 
 def _build(optimizer: Any, variables: list[Any]) -> None:
@@ -240,8 +246,12 @@ class GradientReducer:
         samples: over how many samples or entries this rank's next gradients are a mean, a number
             or a tensor; None where nobody said so. Set by each step that Keras makes.
         passes: calls that make one update.
+        names: a class with what the optimizer's class is to have besides.
+        stops_at_nan: whether `fit` ends with an error when the loss of a rank is not finite.
     """
 
+    names: type = type("NoNames", (), {})
+    stops_at_nan = True
     passes = 1
     samples: Any = None
 
@@ -258,12 +268,18 @@ class GradientReducer:
         if self.communicates():
             self._exchange = Exchange(self.ranks, self.op == Average, self.compression)
 
-    def copy(self) -> GradientReducer:
-        """Return a reducer with these settings for another optimizer."""
-        other = copy.copy(self)
-        other.compression = copy.copy(self.compression)
-        other._start()
-        return other
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings, which a copy for another optimizer has too, in any process."""
+        names = ("op", "compression", "check_every", "passes")
+        return {name: copy.copy(getattr(self, name)) for name in names}
+
+    def __setstate__(self, settings: dict[str, Any]) -> None:
+        vars(self).update(settings)
+        self.ranks = world()
+        self._start()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GradientReducer:
+        return copy.copy(self)  # of the same ranks
 
     def communicates(self) -> bool:
         """Return whether there are other ranks."""

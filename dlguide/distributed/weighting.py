@@ -119,9 +119,9 @@ def loss_of_step(
         loss = compute()
     finally:
         _of_step.pop()
-    entries = None if step.weighted else _entries(model, outputs, sample_weight, keras.ops)
-    if entries is not None:
-        loss = loss_times(loss, share_of(entries, samples, ranks, precision(loss)))
+    valid = None if step.weighted else entries(model, outputs, sample_weight, keras.ops)
+    if valid is not None:
+        loss = loss_times(loss, share_of(valid, samples, ranks, precision(loss)))
     return loss, samples
 
 
@@ -133,7 +133,7 @@ def _samples(x: Any) -> Any:
     return keras.ops.shape(first)[0] if known is None else int(known)
 
 
-def _entries(model: Any, outputs: Any, sample_weight: Any, ops: Any) -> Any:
+def entries(model: Any, outputs: Any, sample_weight: Any, ops: Any) -> Any:
     """Return over how many entries the loss is a mean; None where that follows the samples."""
     import keras
     from keras.src.backend import get_keras_mask

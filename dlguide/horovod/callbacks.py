@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from dlguide.distributed.hooks import reducers_of
 from dlguide.errors import require, require_count, require_positive
 from dlguide.horovod.guard import (
     CHANGED_ELSEWHERE,
@@ -26,7 +27,7 @@ from dlguide.horovod.native import (
     require_ours,
 )
 from dlguide.horovod.ops import allreduce
-from dlguide.horovod.reduction import GradientReducer, reducers_of
+from dlguide.horovod.reduction import GradientReducer
 from dlguide.horovod.state import broadcast_variables, model_state
 
 __all__ = [

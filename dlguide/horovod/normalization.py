@@ -26,10 +26,10 @@ from keras.src import api_export
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from dlguide.distributed import normalization
+from dlguide.distributed.steps import refuse_xla
 from dlguide.errors import require
 from dlguide.horovod.native import Sum, native
-from dlguide.horovod.ops import allgather, allreduce
-from dlguide.horovod.reduction import refuse_xla
+from dlguide.horovod.ops import allgather, allreduce, in_turn
 
 _exchanges: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()  # by outermost graph
 
@@ -153,28 +153,6 @@ def moments_of_all(
         return (mean, variance), backward
 
     return compute(tf.convert_to_tensor(inputs))
-
-
-def in_turn(exchange: Callable[[], tf.Tensor]) -> tf.Tensor:
-    """Exchange after everything before it and before everything after it.
-
-    A `tf.function` that is called twice bears the same names twice: its calls must not overlap.
-    TensorFlow keeps the order of what changes a variable.
-    """
-    with tf.control_dependencies([_turn().read_value()]):
-        result = exchange()
-    with tf.control_dependencies([result]):
-        _turn().assign_add(1)
-    return result
-
-
-def _turn() -> tf.Variable:
-    """Return the counter of exchanges: one for a plain `tf.Graph`, one for everything else."""
-    with tf.init_scope(), tf.device("CPU:0"):
-        owner = _turn if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        if not hasattr(owner, "exchanges"):
-            owner.exchanges = tf.Variable(0, dtype=tf.int64, trainable=False)
-        return owner.exchanges
 
 
 normalization.others.append(_ask)

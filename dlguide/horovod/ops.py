@@ -383,3 +383,25 @@ def _allreduce_slices(
         tf.IndexedSlices(row, index, part.dense_shape)
         for row, index, part in zip(rows, indices, slices, strict=True)
     ]
+
+
+def in_turn(exchange: Callable[[], tf.Tensor]) -> tf.Tensor:
+    """Exchange after everything before it and before everything after it.
+
+    A `tf.function` that is called twice bears the same names twice: its calls must not overlap.
+    TensorFlow keeps the order of what changes a variable.
+    """
+    with tf.control_dependencies([_turn().read_value()]):
+        result = exchange()
+    with tf.control_dependencies([result]):
+        _turn().assign_add(1)
+    return result
+
+
+def _turn() -> tf.Variable:
+    """Return the counter of exchanges: one for a plain `tf.Graph`, one for everything else."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        owner = _turn if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        if not hasattr(owner, "exchanges"):
+            owner.exchanges = tf.Variable(0, dtype=tf.int64, trainable=False)
+        return owner.exchanges

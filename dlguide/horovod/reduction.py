@@ -10,8 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
 
+from dlguide.distributed.steps import refuse_xla
 from dlguide.errors import require, require_count
 from dlguide.horovod.guard import WeightConsistencyCheck, require_alike
 from dlguide.horovod.native import (
@@ -34,6 +34,8 @@ def variable_key(variable: Any) -> Hashable:
 class GradientReducer:
     """Combines gradients over the ranks for one optimizer or tape; see `DistributedOptimizer`."""
 
+    passes = 1  # calls that make one update
+
     def __init__(
         self,
         name: str,
@@ -43,7 +45,6 @@ class GradientReducer:
         sparse_as_dense: bool,
         groups: int | None,
         process_set: ProcessSet,
-        passes: int = 1,
         check_every: int = 0,
     ) -> None:
         self.name = name
@@ -51,7 +52,6 @@ class GradientReducer:
         self.compression = compression
         self.sparse_as_dense = sparse_as_dense
         self.process_set = process_set
-        self.passes = passes  # calls that make one update
         self.check_every = check_every
         # `dlguide.parallel.compression` reduces the gradients itself.
         self.compresses = hasattr(compression, "reduce_gradients")
@@ -69,9 +69,7 @@ class GradientReducer:
         # Applied to this rank's gradients first; `transparent` weights them by samples.
         self.weigh: Callable[[list[Any]], list[Any]] | None = None
         self._agreed = False
-        self._check = WeightConsistencyCheck(
-            self.check_every, self.process_set, self.passes, self.name
-        )
+        self._check = WeightConsistencyCheck(self.check_every, self.process_set)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings, which a copy for another optimizer has too."""
@@ -85,7 +83,7 @@ class GradientReducer:
     def __deepcopy__(self, memo: dict[int, Any]) -> GradientReducer:
         return copy.copy(self)  # of the same ranks, with the same compressor
 
-    def prepare(self, grads: list[Any], variables: list[Any]) -> list[Any]:
+    def prepare(self, grads: list[Any], variables: list[Any], optimizer: Any) -> list[Any]:
         """Check on all ranks together that gradients and weights fit; return the gradients."""
         if self.weigh is not None:
             grads = self.weigh(grads)
@@ -97,7 +95,7 @@ class GradientReducer:
                 lines = self._description(grads, variables)
                 require_alike(lines, "What `DistributedOptimizer` exchanges", self.process_set)
             self._agreed = True
-        return self._check.before_update(grads, variables)
+        return self._check.before_update(grads, variables, self.passes)
 
     def reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Combine gradients over the ranks of the process set.
@@ -158,35 +156,6 @@ class GradientReducer:
             dtype = keras.backend.standardize_dtype(variable.dtype)
             lines.append(f"{kind} as number {i + 1} ({dtype} {tuple(variable.shape)})")
         return lines
-
-
-def parts_of(optimizer: Any) -> list[Any]:
-    """Return an optimizer and those it passes its gradients to, used by a variable or not yet."""
-    inner = [getattr(optimizer, "inner_optimizer", None)]
-    chosen = getattr(optimizer, "_optimizer_map", None)
-    if isinstance(chosen, keras.optimizers.OptimizerMap):
-        inner += [*chosen._optimizer_map.values(), chosen._default_optimizer]
-    else:
-        inner += getattr(optimizer, "optimizers", [])
-    return [optimizer, *(part for each in inner if each is not None for part in parts_of(each))]
-
-
-def reducers_of(optimizer: Any) -> list[GradientReducer]:
-    """Return the reducers of an optimizer and of those it passes its gradients to."""
-    found = (vars(part).get("_reducer") for part in parts_of(optimizer))
-    return list(dict.fromkeys(reducer for reducer in found if reducer is not None))
-
-
-def refuse_xla() -> None:
-    """Raise when the code that is being traced is to be compiled by XLA."""
-    if tf.executing_eagerly():
-        return
-    if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
-        raise RuntimeError(
-            "`jit_compile` must be False where ranks exchange gradients: Horovod has no XLA "
-            "kernels, and this step is being compiled with XLA. Pass `jit_compile=False` to "
-            "`model.compile` (on a GPU Keras' own default is XLA) or to `tf.function`."
-        )
 
 
 def _signature(grads: Sequence[Any]) -> str:

@@ -9,6 +9,7 @@ import h5py
 import keras
 import tensorflow as tf
 
+from dlguide.distributed.hooks import reducers_of
 from dlguide.errors import require
 from dlguide.horovod.guard import require_alike
 from dlguide.horovod.native import (
@@ -20,7 +21,6 @@ from dlguide.horovod.native import (
 )
 from dlguide.horovod.ops import broadcast, require_root
 from dlguide.horovod.optimizer import DistributedOptimizer
-from dlguide.horovod.reduction import reducers_of
 
 
 def broadcast_variables(

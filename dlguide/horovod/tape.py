@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dlguide.distributed.steps import refuse_xla
 from dlguide.errors import require
 from dlguide.horovod.native import (
     Average,
@@ -14,7 +15,7 @@ from dlguide.horovod.native import (
     global_process_set,
     require_ours,
 )
-from dlguide.horovod.reduction import GradientReducer, refuse_xla
+from dlguide.horovod.reduction import GradientReducer
 
 
 def DistributedGradientTape(

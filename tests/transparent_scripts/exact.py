@@ -71,6 +71,14 @@ inner = keras.layers.GlobalAveragePooling1D()(inner)
 model = compiled(keras.Model(row, keras.layers.Dense(3)(inner)), keras.optimizers.SGD(0.1))
 keep("masked, twice, renormalized", model, model.fit(x[:, None] * steps, y, 10, 2, verbose=0))
 
+# The loss is a mean over the steps that the mask leaves, whatever samples they belong to.
+dense = keras.layers.Dense
+model = keras.Sequential([keras.Input((5, 6)), keras.layers.Masking(), dense(4, "tanh"), dense(1)])
+model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+rows = x[:, None] * steps
+history = model.fit(rows, rows[..., :1], 10, 2, verbose=0, validation_data=(rows, rows[..., 1:2]))
+keep("a loss for each step", model, history)
+
 if "few" not in sys.argv:
     model = compiled(net(), keras.optimizers.Adam(0.01, global_clipnorm=0.5))
     history = model.fit(x, y, 10, 2, verbose=0, class_weight={0: 1.0, 1: 2.0, 2: 0.5})

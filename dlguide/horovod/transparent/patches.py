@@ -27,9 +27,12 @@ from keras.src.trainers import trainer as base
 from keras.src.trainers.compile_utils import CompileLoss
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
+from dlguide.distributed import weighting
+from dlguide.distributed.hooks import reducers_of
 from dlguide.horovod.callbacks import BroadcastGlobalVariablesCallback
+from dlguide.horovod.native import Sum
 from dlguide.horovod.normalization import moments_of_all
-from dlguide.horovod.reduction import reducers_of
+from dlguide.horovod.ops import allreduce, in_turn
 from dlguide.horovod.transparent.session import Session, replaces
 from dlguide.horovod.transparent.sharing import (
     BatchCounts,
@@ -64,6 +67,7 @@ def install(session: Session) -> None:
     _share_functions(session, counts)
     _share_results(session, counts)
     _weigh_means(session)
+    _weigh_masks(session)
     _share_moments(session)
     _share_decisions(session)
     _watch_optimizers(session)
@@ -223,6 +227,36 @@ def _weigh_means(session: Session) -> None:
         return plain(self, values, sample_weight)
 
 
+def _weigh_masks(session: Session) -> None:
+    """Weight a rank's loss, a mean over what a mask leaves of its part, by how much that is."""
+    inside = False
+
+    def compute(
+        plain: Any, self: Any, x: Any = None, y: Any = None, y_pred: Any = None,
+        sample_weight: Any = None, training: bool = True,
+    ) -> Any:  # fmt: skip
+        nonlocal inside
+        if inside or session.weight is None:
+            return plain(self, x, y, y_pred, sample_weight, training)
+        inside = True
+        try:
+            loss = plain(self, x, y, y_pred, sample_weight, training)
+            valid = weighting.entries(self, y_pred, sample_weight, keras.ops)
+        except NotImplementedError:
+            session.refuse("has several outputs and masks: what its loss is a mean over is unknown")
+        finally:
+            inside = False
+        if valid is None:
+            return loss
+        valid = tf.cast(valid, tf.float64) * tf.cast(session.weight > 0, tf.float64)
+        total = in_turn(lambda: allreduce(valid, "transparent.entries", op=Sum))
+        share = tf.math.divide_no_nan(valid * session.ranks, total * session.weight)
+        return weighting.loss_times(loss, share)
+
+    replaces(base.Trainer, "_compute_loss")(compute)
+    replaces(base.Trainer, "compute_loss")(compute)
+
+
 def _share_moments(session: Session) -> None:
     """Let layers of batch normalization take the statistics of the whole batch in a shared step."""
 
@@ -318,12 +352,6 @@ def check_model(session: Session, model: Any) -> None:
         model.jit_compile = False
         model.train_function = model.test_function = None
         session.report.change("compile", 0, "XLA is off (jit_compile=False)")
-    layers = [each for each in model._flatten_layers() if getattr(each, "mask_zero", False)]
-    if layers:
-        session.report.differs(
-            f"Masks ({', '.join(each.name for each in layers)}): a loss over steps that are not "
-            "masked is averaged on each rank first, then over the ranks by their samples."
-        )
 
 
 def _report_limits(session: Session, model: Any) -> None:

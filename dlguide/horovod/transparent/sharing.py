@@ -16,10 +16,11 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
+from dlguide.distributed.hooks import reducers_of
 from dlguide.horovod.native import Average, Sum
 from dlguide.horovod.ops import allreduce, grouped_allreduce
 from dlguide.horovod.optimizer import DistributedOptimizer
-from dlguide.horovod.reduction import reducers_of, variable_key
+from dlguide.horovod.reduction import variable_key
 from dlguide.horovod.state import broadcast_variables
 from dlguide.horovod.transparent.session import Session
 
