@@ -209,7 +209,8 @@ def _divide_threads(name: str, ranks: int) -> None:
 
         torch.set_num_threads(count)
     elif name == "jax":
-        os.environ.setdefault(XLA_THREADS, str(count))
+        # The exchange runs on a thread of XLA and may need another one to read its arrays.
+        os.environ.setdefault(XLA_THREADS, str(max(count, 2)))
         import jax
         from jax._src import xla_bridge
 
