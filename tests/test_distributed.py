@@ -426,7 +426,7 @@ def test_checkpoint_of_rank_0_resumes_all_ranks(tmp_path):
     np.testing.assert_allclose(rest[0][2:], whole[0][4:], rtol=1e-6)
 
 
-def exchanges_on_one_core(count, size):
+def exchanges_on_one_core(count, size, arrays):
     """Exchange gradients under `jit` with one core for each rank; return the last sum's error."""
     import os
 
@@ -440,16 +440,15 @@ def exchanges_on_one_core(count, size):
     import dlguide.distributed as dd
 
     dd.init()
-    weights = keras.Variable(np.zeros(size, "f4"), name="w")
+    weights = [keras.Variable(np.zeros(size, "f4"), name=f"w{n}") for n in range(arrays)]
     optimizer = dd.DistributedOptimizer(keras.optimizers.SGD(1.0), check_every=0)
-    optimizer.build([weights])
+    optimizer.build(weights)
 
     @jax.jit
     def step(values, state):
-        new, state = optimizer.stateless_apply(state, [values * 0 - (rank + 1.0)], [values])
-        return new[0], state
+        return optimizer.stateless_apply(state, [v * 0 - (rank + 1.0) for v in values], values)
 
-    values, state = weights.value, [v.value for v in optimizer.variables]
+    values, state = [v.value for v in weights], [v.value for v in optimizer.variables]
     for _ in range(count):
         values, state = step(values, state)
     mean = (1 + dd.size()) / 2
@@ -460,14 +459,16 @@ def exchanges_on_one_core(count, size):
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("count", "size"), [(10_000, 250), (60, 25_000_000)])
-def test_jax_never_waits_for_itself(count, size, tmp_path):
+@pytest.mark.parametrize(
+    ("count", "size", "arrays"), [(10_000, 250, 1), (60, 25_000_000, 1), (300, 90_000, 4)]
+)
+def test_jax_never_waits_for_itself(count, size, arrays, tmp_path):
     if importlib.util.find_spec("jax") is None:
         pytest.skip(INSTALLED["jax"][1])
     environment = {"KERAS_BACKEND": "jax", "TF_NUM_INTRAOP_THREADS": "1"}
-    assert on_ranks(
-        2, exchanges_on_one_core, tmp_path, 500, environment, count=count, size=size
-    ) == [0.0, 0.0]
+    sizes = {"count": count, "size": size, "arrays": arrays}
+    found = on_ranks(2, exchanges_on_one_core, tmp_path, 500, environment, **sizes)
+    assert found == [0.0, 0.0]
 
 
 def step_under_vmap():
