@@ -14,7 +14,7 @@ Writes `data/measured/box.csv`, a row for each quantity, with the model's value 
 - `step`: the two nets of `dlcourse.slow_links` by each scheme, on one rank per host, and in shared
   memory; the model is the step in shared memory and what the link adds; also with a delay, and then
   measured in turns with its own steps in shared memory;
-- `horovod`: `fit` with three Keras nets, likewise;
+- `horovod`: `fit` with three Keras nets and Horovod's exchange, likewise;
 - `computing`, `slow host`: a gradient on 1, 2 and 4 ranks at once; then 2 x 2 ranks that wait for
   the time of one alone in place of computing, on the second host for twice as long;
 - `loss`: an allreduce of 1 MB on one rank per host where frames are lost, without and with a delay;
@@ -94,7 +94,7 @@ def horovod_steps(comm, net: str) -> list[float]:
 
     config = training.FitConfig(samples=BATCH * comm.size * STEPS, evaluate=False)
     model = wide_mlp if net == "wide mlp" else net
-    run = training.fit(model, "mnist", batch_per_rank=BATCH, config=config)
+    run = training.fit(model, "mnist", batch_per_rank=BATCH, exchange="horovod", config=config)
     return list(run.step_s[5:])
 
 

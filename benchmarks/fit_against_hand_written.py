@@ -71,7 +71,7 @@ def with_fit(data, batch, seconds):
         data,
         batch_per_rank=batch,
         optimizer=lambda: keras.optimizers.SGD(RATE, momentum=0.9),
-        comm=connect(True),
+        comm=connect(True, "horovod"),  # both by the same exchange
         config=FitConfig(seed=SEED, evaluate=False),
     )
     seconds.extend(run.step_s)

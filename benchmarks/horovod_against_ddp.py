@@ -42,7 +42,7 @@ def horovod(data, batch, together):
 
     run = fit(
         "mnist_cnn", data, batch_per_rank=batch, optimizer="sgd", learning_rate=RATE,
-        comm=connect(together), config=FitConfig(dropout=0.0, evaluate=False),
+        comm=connect(together, "horovod"), config=FitConfig(dropout=0.0, evaluate=False),
         on_result=lambda **numbers: None,
     )  # fmt: skip
     hvd.shutdown()  # its thread would take time from the other one's turn
