@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,7 +63,9 @@ def allreduce_command(
     ranks: RanksOption = 2,
     sizes: Annotated[str, typer.Option(help="Bytes, as 8,1024,4M; default 8 to 64M.")] = "",
     repeats: Annotated[int, typer.Option(help="Samples of each.")] = 7,
-    horovod: Annotated[bool, typer.Option(help="Measure Horovod's too.")] = True,
+    horovod: Annotated[
+        bool | None, typer.Option(help="Measure Horovod's too; default: where it is installed.")
+    ] = None,
     mpi: Annotated[
         str, typer.Option(help="The libraries of several MPIs in turns: mpich,openmpi,intel.")
     ] = "",
@@ -92,6 +95,8 @@ def allreduce_command(
         (output / "allreduce-mpis.json").write_text(json.dumps(dataclasses.asdict(found)))
         draw(plots.allreduce_shares(found.points, bounds), output / "allreduce-mpis")
         return
+    if horovod is None:
+        horovod = find_spec("horovod") is not None
     found = comparison.allreduce(
         ranks, asked, repeats=repeats, horovod=horovod, oversubscribe=oversubscribe
     )
