@@ -13,7 +13,7 @@ import typer
 from dlguide.cli.app import NetOption, OversubscribeOption, RanksOption, app, print_table
 from dlguide.errors import require, require_count
 
-NAMES = {"mpi": "MPI", "horovod": "Horovod", "none": "-"}
+NAMES = {"mpi": ", MPI", "horovod": ", Horovod", "none": ""}
 
 
 @app.command()
@@ -100,7 +100,7 @@ def train(
     for plan, way in trainings:
         print(f"\n{net} on {data}, {plan.ranks} rank{'s'[: plan.ranks != 1]}"
               f" x {plan.threads} thread{'s'[: plan.threads != 1]}"
-              + f", exchange by {NAMES[way]}" * (plan.ranks > 1), flush=True)  # fmt: skip
+              + NAMES[way] * (plan.ranks > 1), flush=True)  # fmt: skip
         with Cluster(plan) as cluster:
             runs.append(cluster.run(training.fit, **work | {"exchange": way}))
             if stored is not None and flops is None:
@@ -144,16 +144,7 @@ def _print_table(table: list, bounds: list) -> None:
     """Print the rows of a comparison; the bounds are the shortest times of one image."""
     from dlguide.measure import Timing
 
-    names = [
-        "ranks",
-        "exchange",
-        "threads",
-        "images/s",
-        "speed-up",
-        "efficiency",
-        "accuracy",
-        "seconds",
-    ]
+    names = ["ranks", "threads", "images/s", "speed-up", "efficiency", "accuracy", "seconds"]
     names += ["MFU"] if bounds[0] else []
     cells = []
     for row, bound in zip(table, bounds, strict=True):
@@ -161,7 +152,7 @@ def _print_table(table: list, bounds: list) -> None:
         image_s = Timing((1 / row.images_per_s,)) if row.images_per_s else None
         cell = bound.cell(image_s) if bound and image_s else "-"
         cells.append((
-            str(row.ranks), NAMES[row.exchange], str(row.threads), f"{row.images_per_s:.0f}",
+            str(row.ranks) + NAMES[row.exchange], str(row.threads), f"{row.images_per_s:.0f}",
             f"{row.speed_up:.2f}", f"{100 * row.efficiency:.0f} %", accuracy, f"{row.seconds:.1f}",
             *([cell] if bound else []),
         ))  # fmt: skip

@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,7 +95,11 @@ def backend() -> str:
     try:
         import keras
     except ModuleNotFoundError as error:
-        raise (missing_component(error) or error) from None
+        missing = missing_component(error) or error
+        others = [each for each in ("jax", "torch") if find_spec(each) is not None]
+        if others and "KERAS_BACKEND" not in os.environ:
+            missing.add_note(f"Or set KERAS_BACKEND={others[0]}, which is installed.")
+        raise missing from None
     name = keras.backend.backend()
     if name not in BACKENDS:
         raise MissingComponentError(

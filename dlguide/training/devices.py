@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 
 from dlguide import measure
 from dlguide.collectives.communicator import SingleProcess
-from dlguide.errors import MissingComponentError, require, require_known
+from dlguide.errors import (
+    MissingComponentError,
+    require,
+    require_component,
+    require_known,
+)
 from dlguide.machine import accelerators, use_onednn
 from dlguide.machine.accelerators import DEVICES, DeviceAssignment, VisibleGpus
 from dlguide.training.config import EXCHANGES
@@ -50,9 +55,7 @@ def connect(
 
 def require_tensorflow() -> None:
     """Refuse another backend of Keras: the loop of `fit` is TensorFlow's."""
-    import keras
-
-    name = keras.backend.backend()
+    name = require_component("keras").backend.backend()
     if name != "tensorflow":
         raise RuntimeError(
             f"`fit` trains with TensorFlow, and Keras' backend is {name!r}. Train by `model.fit` "
