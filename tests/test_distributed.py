@@ -196,6 +196,19 @@ def test_exchange_is_the_weighted_mean(dtype, compression, far, tmp_path):
         assert max(mine) < far
 
 
+def test_a_look_at_two_batches_begins_no_epoch():
+    """Keras looks at them on TensorFlow alone, and the backends must train on the same batches."""
+    import dlguide.distributed as dd
+    from dlguide.data.sharding import epoch_batches
+
+    data = dd.shard(np.arange(10), batch_size=3, seed=1)
+    assert len([data[0], data[1]]) == 2
+    for epoch in range(3):
+        own = epoch_batches(10, 3, 0, 1, epoch=epoch, seed=1)
+        for number, expected in enumerate(own):
+            assert np.array_equal(data[number], expected.indices)
+
+
 @pytest.mark.timeout(120)
 def test_an_error_of_one_rank_ends_all_under_plain_mpiexec(tmp_path):
     program = tmp_path / "train.py"

@@ -115,7 +115,7 @@ def _batches(source: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
 
         def __init__(self) -> None:
             super().__init__()
-            self.epoch, self.last = 0, 0
+            self.epoch, self.complete = 0, False
             self.deal()
 
         def deal(self) -> None:
@@ -127,12 +127,12 @@ def _batches(source: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
             return len(self.shards)
 
         def __getitem__(self, step: int) -> Any:
-            # An epoch begins when its first batch is read after others: `fit` may look at that
-            # batch before it trains, and with `steps_per_epoch` it goes on in the middle.
-            if step == 0 and self.last:
+            # The next epoch begins when all batches of this one have been read: `fit` may look at
+            # the first two before it trains, and with `steps_per_epoch` it goes on in the middle.
+            if step == 0 and self.complete:
                 self.epoch += 1
                 self.deal()
-            self.last = step
+            self.complete = step == len(self) - 1
             return source.batch(self.shards[step].indices)
 
     return Batches()
