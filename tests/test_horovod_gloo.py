@@ -41,7 +41,8 @@ def exchanges(way):
         sums = np.asarray(hvd.allreduce(own, op=hvd.Sum, name="sum")).tolist()
         rows = np.asarray(hvd.allgather(own[: hvd.rank()], name="rows")).tolist()
         kind = hvd.broadcast_object({"way": way}, 0)
-        run = fit("mnist_cnn", data, batch_per_rank=5, parallel=True, evaluate=False)
+        settings = {"exchange": "horovod", "parallel": True, "evaluate": False}
+        run = fit("mnist_cnn", data, batch_per_rank=5, **settings)
         found.append([enabled, place, sums, rows, kind, run.loss, run.weights_digest])
         hvd.shutdown()
     if way == "gloo":
