@@ -200,7 +200,8 @@ def synchronized_normalization():
     keras.utils.set_random_seed(3)
     hidden = keras.layers.Dense(8, dtype="float64")
     layers = [hidden, dd.SyncBatchNormalization(dtype="float64"), keras.layers.Activation("tanh")]
-    layers.append(keras.layers.BatchNormalization(synchronized=True, dtype="float64"))
+    if keras.backend.backend() == "tensorflow":  # Keras has it there only
+        layers.append(keras.layers.BatchNormalization(synchronized=True, dtype="float64"))
     layers.append(keras.layers.Dense(1, dtype="float64"))
     net = keras.Sequential([keras.Input((6,), dtype="float64"), *layers])
     x = numbers(SAMPLES, 6) * [1, 5, 1, 1, 1, 1] + 3
