@@ -160,7 +160,8 @@ def record_trainings(where, names):
 
     def train(name, **more):
         path = name and os.path.join(where, name)
-        return fit("mnist_cnn", data, batch_per_rank=16, evaluate=False, timeline=path, **more)
+        how = {"exchange": "horovod", "timeline": path, "evaluate": False}
+        return fit("mnist_cnn", data, batch_per_rank=16, **how, **more)
 
     def raises(call):
         try:
