@@ -22,7 +22,7 @@ class Communicator(Protocol):
 
     rank: int
     size: int
-    packages: Sequence[str] = ()  # that exchange
+    exchange: str = "none"  # "mpi" or "horovod" where there are other ranks
 
     @property
     def members(self) -> Sequence[int]:

@@ -37,7 +37,7 @@ class MpiCommunicator(Communicator):
         has_nothing: whether this rank's loss in the step under way is a mean over nothing.
     """
 
-    packages = ("mpi4py",)
+    exchange = "mpi"
     has_nothing = False
 
     def __init__(self, comm: Comm | None = None, steps: bool = True) -> None:

@@ -25,7 +25,7 @@ class HorovodCommunicator(Communicator):
         recording: whether Horovod's timeline will be recorded (`hvd.init_for_recording`).
     """
 
-    packages = ("horovod", "mpi4py")
+    exchange = "horovod"
 
     def __init__(self, recording: bool = False) -> None:
         self._starts = not hvd.is_initialized()

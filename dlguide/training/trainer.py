@@ -375,7 +375,7 @@ class Trainer:
             earlier_loss=self.start.losses,
             train_metrics=train,
             test_metrics=test,
-            exchange=comm.packages[0].removesuffix("4py") if comm.packages else "none",
+            exchange=comm.exchange,
         )
 
 
@@ -474,7 +474,8 @@ def _threads() -> int:
 
 
 def _versions(comm: Communicator) -> dict[str, str]:
-    names = ["dlguide", "keras", "numpy", *comm.packages]
+    packages = {"none": (), "mpi": ("mpi4py",), "horovod": ("horovod", "mpi4py")}
+    names = ["dlguide", "keras", "numpy", *packages[comm.exchange]]
     import tensorflow as tf
 
     found = {"python": platform.python_version(), "tensorflow": tf.__version__}
