@@ -10,7 +10,6 @@ import json
 import pytest
 from made_up_limits import LIMITS
 
-from dlguide import plots
 from dlguide.bench import allreduce as bench
 from dlguide.cli.bench import _print_allreduce, allreduce_command
 from dlguide.collectives import NAMES, autotune
@@ -45,40 +44,14 @@ def test_the_library_s_own_algorithms_run_one_by_one(monkeypatch):
         bench.library_algorithms(1, [64], repeats=1)
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ({"names": ["rong"]}, "`names` must be one of .* Did you mean ring"),
-        ({"sizes": []}, "`sizes` must name at least one size"),
-        ({"ranks": 5000}, "`ranks` must be at most"),
-    ],
-)
-def test_bad_input_is_refused_before_any_rank_starts(asked, words):
-    with pytest.raises(ValueError, match=words):
-        bench.allreduce(**asked)
-
-
 def test_ranks_that_fail_are_quoted():
     with pytest.raises(RuntimeError, match=r"ranks of the benchmark failed[^!]*no_such_module"):
         bench.allreduce(1, [64], repeats=1, horovod=False, env={"PYTHONHOME": "/no_such_module"})
 
 
-def test_ranks_that_are_too_slow_name_the_limit_and_what_to_do(monkeypatch):
-    monkeypatch.setattr(bench, "LIMIT_S", 0.2)
+def test_ranks_that_are_too_slow_name_the_limit_and_what_to_do():
     with pytest.raises(RuntimeError, match=r"did not end within 0\.2 s: measure fewer `sizes`"):
-        bench.allreduce(1, [64], repeats=1, horovod=False)
-
-
-def test_the_plot_shows_time_and_bus_bandwidth_of_each_algorithm():
-    seconds = {8: {"ring": 1e-5, "tree": 2e-5}, 1 << 20: {"ring": 1e-3}}
-    drawn = plots.allreduce(seconds, 2, [(8, 4e-5), (1024, 5e-5)])
-    left, right = drawn.axes
-    lines = {line.get_label(): line for line in left.get_lines()}
-    assert list(lines["ring"].get_ydata()) == [10, 1000]
-    assert list(lines["published"].get_ydata()) == [40, 50]
-    assert list(right.get_lines()[0].get_ydata()) == pytest.approx([8 / 1e-5 / 1e9, 2**20 / 1e6])
-    with pytest.raises(ValueError, match="`seconds` must hold at least one size"):
-        plots.allreduce({}, 2)
+        bench.allreduce(1, [64], repeats=1, horovod=False, timeout_s=0.2)
 
 
 def test_the_command_prints_shares_of_the_limit(capsys):

@@ -31,7 +31,7 @@ from dlguide.machine import describe, threads
 from dlguide.measure import Ratio
 
 SIZES = (*(8 * 8**power for power in range(7)), 4 << 20, 8 << 20, 16 << 20, 64 << 20)
-LIMIT_S = 300.0
+LIMIT_S = 300.0  # of one start of the ranks
 # The variable that selects the algorithm of each MPI library, and the names it knows.
 HOROVOD = "horovod"
 _SWITCHES = {
@@ -128,6 +128,7 @@ def allreduce(
     oversubscribe: bool = False,
     env: Mapping[str, str] | None = None,
     mpi: str | None = None,
+    timeout_s: float = LIMIT_S,
 ) -> AllreduceComparison:
     """Measure allreduces of float32 arrays on fresh ranks of this machine.
 
@@ -141,6 +142,7 @@ def allreduce(
         oversubscribe: allow more ranks than cores.
         env: further variables of the ranks.
         mpi: as in `dlguide.cluster.Cluster`.
+        timeout_s: when the ranks are ended (s).
 
     Raises:
         ValueError: if an argument is invalid, before any rank starts.
@@ -174,9 +176,12 @@ def allreduce(
         rank = [sys.executable, "-P", "-m", "mpi4py", "-m", "dlguide.bench.allreduce"]
         command = [mpiexec, "-n", ranks, *rank, json.dumps(order), target]
         processes.remove_orphaned_shared_memory()
-        done = commands.run(command, LIMIT_S, surroundings | {SESSION: folder})
+        done = commands.run(command, timeout_s, surroundings | {SESSION: folder})
         if not (done.ok and target.exists()):
-            late = f"did not end within {LIMIT_S:g} s: measure fewer `sizes` or `repeats`."
+            late = (
+                f"did not end within {timeout_s:g} s: measure fewer `sizes` or `repeats`, "
+                "or give them a longer `timeout_s`."
+            )
             how = late if done.status is None else "failed."
             raise RuntimeError(f"The ranks of the benchmark {how}\n{done.tail()}")
         found = json.loads(target.read_text())
@@ -197,6 +202,7 @@ def mpis(
     repeats: int = 7,
     rounds: int = 5,
     oversubscribe: bool = False,
+    timeout_s: float = LIMIT_S,
 ) -> AllreduceComparison:
     """Measure the allreduce of several MPI libraries, in turns, each turn on fresh ranks.
 
@@ -206,6 +212,7 @@ def mpis(
     Args:
         names: of MPIs, as in `dlguide.cluster.Cluster`.
         repeats: samples of each size in a round.
+        timeout_s: of one start of the ranks (s).
 
     Returns:
         AllreduceComparison: a point has the samples of all rounds and an MPI's title as its name.
@@ -223,7 +230,11 @@ def mpis(
     for turn in range(require_count(rounds, "rounds")):
         first = turn % len(found)
         for mpi in found[first:] + found[:first]:
-            one = allreduce(ranks, sizes, [LIBRARY], repeats, False, oversubscribe, mpi=mpi.name)
+            one = allreduce(
+                *(ranks, sizes, [LIBRARY], repeats, False, oversubscribe),
+                mpi=mpi.name,
+                timeout_s=timeout_s,
+            )
             versions[mpi.name] = one.library
             for point in one.points:
                 key = mpi.title, point.nbytes
@@ -243,6 +254,7 @@ def library_algorithms(
     repeats: int = 7,
     oversubscribe: bool = False,
     names: Sequence[str] | None = None,
+    timeout_s: float = LIMIT_S,
 ) -> AllreduceComparison:
     """Measure the MPI library's own algorithms one by one, each on fresh ranks.
 
@@ -251,6 +263,7 @@ def library_algorithms(
 
     Args:
         names: of the library's algorithms; None for all.
+        timeout_s: of one start of the ranks (s).
 
     Source:
         MPICH's README.envvar (MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM); Intel MPI reference,
@@ -258,7 +271,9 @@ def library_algorithms(
     """
 
     def measured(name: str, env: Mapping[str, str]) -> AllreduceComparison:
-        one = allreduce(ranks, sizes, [LIBRARY], repeats, False, oversubscribe, env)
+        one = allreduce(
+            *(ranks, sizes, [LIBRARY], repeats, False, oversubscribe, env), timeout_s=timeout_s
+        )
         points = tuple(AllreducePoint(name, each.nbytes, each.seconds) for each in one.points)
         return AllreduceComparison(ranks, one.library, points)
 

@@ -73,6 +73,7 @@ def allreduce_command(
     keep: Annotated[
         bool, typer.Option(help="Let collectives.allreduce choose by what was measured.")
     ] = True,
+    timeout: Annotated[float, typer.Option(help="Of one start of the ranks (s).")] = 300.0,
     output: OutputOption = Path("build"),
     oversubscribe: OversubscribeOption = False,
 ) -> None:
@@ -90,7 +91,7 @@ def allreduce_command(
         find_mpi(each)
     stored = stored_limits()
     if mpis:
-        found = comparison.mpis(mpis, ranks, asked, repeats, rounds, oversubscribe)
+        found = comparison.mpis(mpis, ranks, asked, repeats, rounds, oversubscribe, timeout)
         bounds = _print_allreduce(found, stored.with_memory_now([ranks * n for n in asked]))
         (output / "allreduce-mpis.json").write_text(json.dumps(dataclasses.asdict(found)))
         draw(plots.allreduce_shares(found.points, bounds), output / "allreduce-mpis")
@@ -98,7 +99,11 @@ def allreduce_command(
     if horovod is None:
         horovod = find_spec("horovod") is not None
     found = comparison.allreduce(
-        ranks, asked, repeats=repeats, horovod=horovod, oversubscribe=oversubscribe
+        *(ranks, asked),
+        repeats=repeats,
+        horovod=horovod,
+        oversubscribe=oversubscribe,
+        timeout_s=timeout,
     )
     _print_allreduce(found, stored.with_memory_now([ranks * nbytes for nbytes in asked]))
     table = published.load("allreduce_hoti17")
