@@ -133,9 +133,14 @@ def _train_through_ddp(net: keras.Model) -> None:
 
 
 def in_turns(
-    comm: Comm, images: np.ndarray, labels: np.ndarray, batch: int, turns: int
+    comm: Comm,
+    images: np.ndarray,
+    labels: np.ndarray,
+    batch: int,
+    turns: int,
+    net: str = "mnist_cnn",
 ) -> dict[str, Any]:
-    """Train the MNIST CNN with `fit` by each exchange in turns; collective.
+    """Train a net of `dlguide.models` with `fit` by each exchange in turns; collective.
 
     Each rank takes its own part of the images, in batches of `batch`. A turn is an epoch; the
     first, in which nets are compiled, does not count, and a turn takes as long as on the slowest
@@ -156,12 +161,12 @@ def in_turns(
     images, labels = np.ascontiguousarray(images[mine]), np.ascontiguousarray(labels[mine])
 
     def build() -> keras.Model:
-        return models.build("mnist_cnn", seed=0, dropout=0.0)
+        return models.build(net, seed=0, dropout=0.0 if net == "mnist_cnn" else None)
 
     def compiled(optimizer: Any) -> keras.Model:
-        net = build()
-        net.compile(optimizer, loss, jit_compile=False if name == "tensorflow" else "auto")
-        return net
+        made = build()
+        made.compile(optimizer, loss, jit_compile=False if name == "tensorflow" else "auto")
+        return made
 
     sgd = keras.optimizers.SGD
     nets = {NONE: compiled(sgd(0.01)), OURS: compiled(dd.DistributedOptimizer(sgd(0.01)))}
@@ -178,7 +183,7 @@ def in_turns(
                 nets[way].fit(images, labels, batch_size=batch, shuffle=False, verbose=0)
                 seconds[way].append(max(comm.allgather(perf_counter() - begin)))
             order.append(order.pop(0))
-        weights = {way: net.get_weights() for way, net in nets.items()}
+        weights = {way: each.get_weights() for way, each in nets.items()}
     times = {way: Timing(tuple(each[1:]), tuple(each[:1])) for way, each in seconds.items()}
     shapes = [each.shape for each in weights[NONE]]
     steps = -(-len(images) // batch)
