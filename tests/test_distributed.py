@@ -422,7 +422,7 @@ def resumed(place, epochs, end):
                 raise InterruptedError
 
     data = dd.shard(x, y, batch_size=4, shuffle=False)
-    calls = [dd.callbacks.Checkpoint(place), dd.callbacks.Broadcast(), Ends()]
+    calls = [dd.callbacks.BackupAndRestore(place), dd.callbacks.Broadcast(), Ends()]
     try:
         shown = net.fit(data, epochs=epochs, verbose=0, callbacks=calls)
     except InterruptedError:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from dlguide.collectives.agreement import agree_or_raise
 from dlguide.errors import require
 
@@ -71,6 +73,29 @@ class SingleProcess(Communicator):
     def distribute(self, optimizer: keras.Optimizer, compression: Any = None) -> keras.Optimizer:
         """Return the optimizer itself, since there are no gradients of others to sum."""
         return optimizer
+
+
+class MpiMessages:
+    """What compressors of `dlguide.parallel.compression` ask of the ranks of an MPI communicator.
+
+    Horovod's is `dlguide.horovod.guard.RanksOfSet`.
+    """
+
+    def __init__(self, comm: Comm) -> None:
+        self.comm, self.rank, self.size = comm, comm.rank, comm.size
+        self.members = range(comm.size)
+
+    def add(self, flat: np.ndarray) -> np.ndarray:
+        """Return the sum of the ranks' flat arrays; may write to the argument."""
+        from dlguide import collectives
+
+        return collectives.allreduce(flat, self.comm, check=False)
+
+    def gather(self, message: np.ndarray) -> np.ndarray:
+        """Return the bytes of all ranks, shape (ranks, bytes); all send equally many."""
+        everyone = np.empty((self.size, message.size), np.uint8)
+        self.comm.Allgather(message, everyone)
+        return everyone
 
 
 SENDS = ("Send", "Ssend", "Bsend", "Rsend", "Isend", "Issend", "Ibsend", "Irsend", "Sendrecv")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import operator
 import os
+import pickle
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ class SumMetrics(_OnRanks):
             self.states[prefix] = metric_values(self.model)
 
 
-class Checkpoint(_OnRanks, keras.callbacks.BackupAndRestore):
+class BackupAndRestore(_OnRanks, keras.callbacks.BackupAndRestore):
     """Continue a `fit` that was ended: rank 0 saves the model after each epoch, all ranks resume.
 
     Put it before `Broadcast`, which sends what rank 0 has read to the others.
@@ -251,7 +252,7 @@ def summed(model: keras.Model, own: list[np.ndarray] | None = None) -> dict[str,
     if ranks is not None:
         lines = [f"the variable {v.name!r} {tuple(v.shape)} of a metric" for v in variables]
         require_alike(ranks, lines, "The metrics of an epoch")
-        everyone = [_unpacked(data, own) for data in ranks.allgather_bytes(_packed(own))]
+        everyone = [pickle.loads(data) for data in ranks.allgather_bytes(pickle.dumps(own))]
     for variable, *values in zip(variables, *everyone, strict=True):
         variable.assign(_combined(values, getattr(variable, "aggregation", "sum")))
     try:
@@ -274,19 +275,6 @@ def metric_values(model: keras.Model) -> list[np.ndarray]:
 
 def _metric_variables(model: keras.Model) -> list[keras.Variable]:
     return list({id(v): v for metric in model.metrics for v in metric.variables}.values())
-
-
-def _packed(arrays: list[np.ndarray]) -> bytes:
-    return b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
-
-
-def _unpacked(data: bytes, like: list[np.ndarray]) -> list[np.ndarray]:
-    arrays, start = [], 0
-    for array in like:
-        part = np.frombuffer(data, array.dtype, array.size, start)
-        arrays.append(part.reshape(array.shape))
-        start += array.nbytes
-    return arrays
 
 
 def _combined(values: list[np.ndarray], how: str) -> np.ndarray:

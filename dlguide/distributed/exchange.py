@@ -19,6 +19,7 @@ import numpy as np
 
 from dlguide import collectives
 from dlguide.collectives.agreement import group_ranks
+from dlguide.collectives.communicator import MpiMessages
 from dlguide.collectives.shared import BLOCK_BYTES, exchange_window, hosts
 from dlguide.distributed.world import MpiCommunicator
 from dlguide.errors import ranks_in_words
@@ -64,7 +65,7 @@ class Exchange:
         average: divide the sum by the number of ranks or, where `samples` are given, weight each
             rank's arrays by its share of them.
         compression: None, "fp16" or "bf16" to send half as much, or an object with
-            `allreduce(array, comm, key, check)` that returns the mean.
+            `sum_arrays(arrays, ranks, keys)`.
     """
 
     def __init__(self, ranks: MpiCommunicator, average: bool, compression: Any = None) -> None:
@@ -101,7 +102,7 @@ class Exchange:
             if self.ranks.steps.has_nothing:  # a mean over nothing: 0 / 0
                 arrays = [np.where(np.isfinite(array), array, 0) for array in arrays]
                 self.ranks.steps.has_nothing = False
-            if hasattr(self.compression, "allreduce"):
+            if hasattr(self.compression, "sum_arrays"):
                 self._compressed(arrays, out, weight, scale)
             elif self._one_host and self.compression is None:
                 self._through_window(arrays, out, weight, scale)
@@ -187,13 +188,14 @@ class Exchange:
     def _compressed(
         self, arrays: Sequence[np.ndarray], out: Sequence[np.ndarray], weight: float, scale: float
     ) -> None:
-        times = scale * self.comm.size  # the compression itself returns the mean
-        for i, array in enumerate(arrays):
-            own = np.ascontiguousarray(array)
-            if weight != 1.0:
-                own = _weigh(own, weight * times, np.empty_like(own))
-            mean = self.compression.allreduce(own, self.comm, i, check=False)
-            np.multiply(mean, mean.dtype.type(times if weight == 1.0 else 1), out=out[i])
+        own = [np.ascontiguousarray(array) for array in arrays]
+        if weight != 1.0:
+            # In the scale of a mean, which the errors that are remembered keep.
+            share, scale = weight * scale * self.comm.size, 1 / self.comm.size
+            own = [_weigh(array, share, np.empty_like(array)) for array in own]
+        totals = self.compression.sum_arrays(own, MpiMessages(self.comm), range(len(own)))
+        for total, result in zip(totals, out, strict=True):
+            np.multiply(total, total.dtype.type(scale), out=result)
 
     def _blocks(self, arrays: Sequence[np.ndarray]) -> list[_Block]:
         """Cut a list of flat arrays into blocks of one dtype that fit into the window."""

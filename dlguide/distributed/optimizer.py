@@ -1,7 +1,7 @@
 """A Keras optimizer that combines the gradients of all ranks before it applies them.
 
 One class for TensorFlow, JAX and PyTorch: Keras calls `apply` on each of them, on JAX inside
-`stateless_apply`. What is exchanged, and how, is the reducer's: `GradientReducer` here uses MPI,
+`stateless_apply`. What is exchanged, and how, is the reducer's: `MpiReducer` here uses MPI,
 `dlguide.horovod` has one of its own.
 """
 
@@ -88,11 +88,11 @@ def distribute(
 ) -> keras.optimizers.Optimizer:
     """Make an optimizer exchange with `ranks`; see `DistributedOptimizer`."""
     require(op in (Average, Sum), "op", f"be {Average!r} or {Sum!r}", op)
-    known = compression is None or compression in CASTS or hasattr(compression, "allreduce")
+    known = compression is None or compression in CASTS or hasattr(compression, "sum_arrays")
     must = "be None, 'fp16', 'bf16' or a compressor of `dlguide.parallel.compression`"
     require(known, "compression", must, compression)
     refuse_other_distribution()
-    reducer = GradientReducer(ranks, op=op, compression=compression, check_every=check_every)
+    reducer = MpiReducer(ranks, op=op, compression=compression, check_every=check_every)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         # On JAX it passes gradients on by a way of its own, which `apply` does not see.
         exchange_by(reducer, optimizer.inner_optimizer)
@@ -101,7 +101,7 @@ def distribute(
 
 
 def exchange_by(reducer: Any, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Make an optimizer pass its gradients through a reducer, such as `GradientReducer`."""
+    """Make an optimizer pass its gradients through a reducer, such as `MpiReducer`."""
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(
             "`optimizer` must be an optimizer of Keras 3, such as `keras.optimizers.SGD(0.1)`, "
@@ -239,7 +239,7 @@ def _reduce_accumulated(optimizer: Any, grads: list[Any], variables: list[Any]) 
     return result
 
 
-class GradientReducer:
+class MpiReducer:
     """Combines gradients over the ranks by MPI, for one optimizer; see `DistributedOptimizer`.
 
     Attributes:
@@ -278,7 +278,7 @@ class GradientReducer:
         self.ranks = world()
         self._start()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> GradientReducer:
+    def __deepcopy__(self, memo: dict[int, Any]) -> MpiReducer:
         return copy.copy(self)  # of the same ranks
 
     def communicates(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ def shard(*data: Any, batch_size: int | None = None, shuffle: bool = True, seed:
     if alone and hasattr(first, "dataset") and hasattr(first, "batch_size"):
         first = first.dataset
     if alone and hasattr(first, "__getitem__") and not hasattr(first, "shape"):
-        return _batches(_Samples(first), batch_size, shuffle, seed)
+        return _batches(first, _collated, len(first), batch_size, shuffle, seed)
     if not all(hasattr(each, "shape") for each in data):
         raise TypeError(
             "`data` must be arrays, a `keras.utils.PyDataset`, a `torch` Dataset or DataLoader, or "
@@ -61,7 +61,7 @@ def shard(*data: Any, batch_size: int | None = None, shuffle: bool = True, seed:
         )
     lengths = {len(each) for each in data}
     require(len(lengths) == 1, "data", "have equally many samples in each array", sorted(lengths))
-    return _batches(_Arrays(data), batch_size, shuffle, seed)
+    return _batches(data, _rows, len(first), batch_size, shuffle, seed)
 
 
 def _deal(samples: int, batch_size: int, **order: Any) -> list[RankShard]:
@@ -73,35 +73,23 @@ def _deal(samples: int, batch_size: int, **order: Any) -> list[RankShard]:
     return shards
 
 
-class _Arrays:
-    def __init__(self, arrays: Sequence[Any]) -> None:
-        self.arrays = arrays
-
-    def __len__(self) -> int:
-        return len(self.arrays[0])
-
-    def batch(self, indices: np.ndarray) -> Any:
-        parts = tuple(np.asarray(each[indices]) for each in self.arrays)
-        return parts if len(parts) > 1 else parts[0]
+def _rows(arrays: Sequence[Any], indices: np.ndarray) -> Any:
+    parts = tuple(np.asarray(each[indices]) for each in arrays)
+    return parts if len(parts) > 1 else parts[0]
 
 
-class _Samples:
-    """A data set whose items are single samples."""
+def _collated(samples: Any, indices: np.ndarray) -> Any:
+    """Return a batch of a data set whose items are single samples."""
+    import keras
 
-    def __init__(self, samples: Any) -> None:
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def batch(self, indices: np.ndarray) -> Any:
-        import keras
-
-        items = [self.samples[int(i)] for i in indices]
-        return keras.tree.map_structure(lambda *each: np.stack([*map(np.asarray, each)]), *items)
+    items = [samples[int(i)] for i in indices]
+    return keras.tree.map_structure(lambda *each: np.stack([*map(np.asarray, each)]), *items)
 
 
-def _batches(source: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
+def _batches(
+    source: Any, take: Callable, samples: int, batch_size: int, shuffle: bool, seed: int
+) -> Any:
+    """Return a PyDataset of what `take(source, indices)` returns."""
     import keras
 
     from dlguide.distributed import hooks
@@ -119,9 +107,7 @@ def _batches(source: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
             self.deal()
 
         def deal(self) -> None:
-            self.shards = _deal(
-                len(source), batch_size, epoch=self.epoch, seed=seed, shuffle=shuffle
-            )
+            self.shards = _deal(samples, batch_size, epoch=self.epoch, seed=seed, shuffle=shuffle)
 
         def __len__(self) -> int:
             return len(self.shards)
@@ -133,7 +119,7 @@ def _batches(source: Any, batch_size: int, shuffle: bool, seed: int) -> Any:
                 self.epoch += 1
                 self.deal()
             self.complete = step == len(self) - 1
-            return source.batch(self.shards[step].indices)
+            return take(source, self.shards[step].indices)
 
     return Batches()
 

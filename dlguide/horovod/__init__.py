@@ -30,7 +30,7 @@ from dlguide.horovod.native import (
     missing,
     native,
 )
-from dlguide.horovod.normalization import SyncBatchNormalization
+from dlguide.horovod.normalization import SynchronizedNormalization as SyncBatchNormalization
 from dlguide.horovod.ops import (
     allgather,
     allreduce,

@@ -31,7 +31,7 @@ from dlguide.horovod.native import (
     members,
     native,
 )
-from dlguide.horovod.ops import allgather_bytes, allreduce, in_turn
+from dlguide.horovod.ops import allgather, allgather_bytes, allreduce, in_turn
 
 CHECK_EVERY = 100  # updates; the switch is DLGUIDE_HVD_CHECK_EVERY, 0 turns the guard off
 NO_BROADCAST = (
@@ -42,7 +42,7 @@ NO_BROADCAST = (
 
 
 class RanksOfSet(Communicator):
-    """The ranks of a process set, for the texts that all exchanges share.
+    """The ranks of a process set, for the texts that all exchanges share and for compressors.
 
     Without a name its collectives may be called from within a graph: a name takes a tf.function,
     which needs a thread of TensorFlow's pool, and that code may be running on the only one.
@@ -73,6 +73,14 @@ class RanksOfSet(Communicator):
 
     def allgather_bytes(self, data: bytes) -> list[bytes]:
         return allgather_bytes(data, self.name, self.process_set)
+
+    def add(self, flat: np.ndarray) -> np.ndarray:
+        """Return the sum of the ranks' flat arrays."""
+        return allreduce(flat, self.name, op=Sum, process_set=self.process_set).numpy()
+
+    def gather(self, message: np.ndarray) -> np.ndarray:
+        """Return the bytes of all ranks, shape (ranks, bytes); all send equally many."""
+        return allgather(message[None], self.name, process_set=self.process_set).numpy()
 
 
 @functools.cache

@@ -1,17 +1,4 @@
-"""Batch normalization with the statistics of the samples of all ranks.
-
-Each rank sends the count, the mean and the sum of squared deviations of its samples; from those
-of all ranks every rank forms the same mean and variance:
-
-    n = sum_r n_r,  m = sum_r n_r m_r / n,  v = sum_r (q_r + n_r (m_r - m)^2) / n
-
-Nothing large is subtracted from something large, so that this rounds as little as one process
-does, and takes one exchange. The mean and the variance depend on the samples of all ranks, hence
-so does the loss of each: the backward pass takes a second exchange.
-
-Source:
-    Chan, Golub and LeVeque, The American Statistician 37 (1983), 242-247, for the formula.
-"""
+"""Horovod's layer of batch normalization, and its exchange: see `dlguide.distributed`."""
 
 from __future__ import annotations
 
@@ -34,7 +21,7 @@ from dlguide.horovod.ops import allgather, allreduce, in_turn
 _exchanges: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()  # by outermost graph
 
 
-class SyncBatchNormalization(keras.layers.BatchNormalization):
+class SynchronizedNormalization(keras.layers.BatchNormalization):
     """A layer of batch normalization with the statistics of all ranks' samples.
 
     Samples count equally, whatever rank they are on (in Horovod 0.28.1 ranks count equally): p
@@ -58,22 +45,15 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         super().__init__(**{**options, "synchronized": True})
 
 
-SyncBatchNormalization.__name__ = "BatchNormalization"  # by which a file names its weights
-api_export.REGISTERED_OBJS_TO_NAMES[SyncBatchNormalization] = "keras.layers.BatchNormalization"
+SynchronizedNormalization.__name__ = "BatchNormalization"  # by which a file names its weights
+api_export.REGISTERED_OBJS_TO_NAMES[SynchronizedNormalization] = "keras.layers.BatchNormalization"
 
 
 def _ask(layer: Any, inputs: Any, mask: Any, counted: Any) -> tuple[Any, Any] | None:
     """Return the moments of all ranks' samples, if Horovod connects any."""
     if not native.is_initialized() or native.size() == 1:
         return None
-    return moments_of_all(layer, inputs, mask, counted, _refuse)
-
-
-def _refuse(layer: keras.layers.BatchNormalization) -> NoReturn:
-    raise NotImplementedError(
-        f"The gradient of a gradient through the batch normalization {layer.name!r} is not "
-        "available on ranks. Use `keras.layers.GroupNormalization`, which needs no other rank."
-    )
+    return normalization.moments_of_all(layer, inputs, mask, by_horovod(), counted)
 
 
 def _exchange_name() -> str | None:
@@ -86,73 +66,25 @@ def _exchange_name() -> str | None:
     return f"batch_normalization.{next(_exchanges.setdefault(graph, itertools.count()))}"
 
 
-def moments_of_all(
-    layer: keras.layers.BatchNormalization,
-    inputs: Any,
-    mask: Any,
-    weight: Any,
-    refuse: Callable[[keras.layers.BatchNormalization], NoReturn],
-) -> tuple[Any, Any]:
-    """Return what `BatchNormalization._moments` returns in one process with the whole batch.
+def by_horovod(
+    weight: Any = None, refuse: Callable[..., NoReturn] = normalization.refuse_twice
+) -> normalization.LayerExchange:
+    """Return the exchange of the ranks that Horovod connects, for one call of a layer.
 
-    `weight` is that of this rank's loss in the sum over ranks, 0 where its samples do not count;
-    `refuse` raises for a gradient's gradient.
+    `weight` is that of this rank's loss in the sum over ranks; `refuse` raises for a gradient's
+    gradient.
     """
     refuse_xla()
-    name, passes, weight = _exchange_name(), itertools.count(), tf.cast(weight, inputs.dtype)
+    name, passes = _exchange_name(), itertools.count()
 
     def gather(own: tf.Tensor) -> tf.Tensor:
-        """Return the statistics of all ranks, shape (ranks, 3, channels)."""
-        own = tf.where(weight > 0, own, 0)
         return in_turn(lambda: allgather(own[None], name))
 
-    def add(own: tf.Tensor) -> tf.Tensor:
-        """Return the sum of what is propagated back, in the scale of this rank's loss."""
-        own = tf.math.multiply_no_nan(own, weight)
+    def add(slopes: tf.Tensor) -> tf.Tensor:
         here = name and f"{name}.backward{next(passes)}"
-        return tf.math.divide_no_nan(in_turn(lambda: allreduce(own, here, op=Sum)), weight)
+        return in_turn(lambda: allreduce(slopes, here, op=Sum))
 
-    axes, channels = layer._reduction_axes, inputs.shape[layer.axis]
-    along = [1] * len(inputs.shape)
-    along[layer.axis] = channels
-    valid, small = None, 0.0
-    if mask is not None:
-        valid = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
-        small = keras.config.epsilon()  # Keras divides by the count and this
-
-    def add_up(values: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_sum(values if valid is None else tf.where(valid, values, 0), axes)
-
-    @tf.custom_gradient
-    def add_once(values: tf.Tensor) -> Any:
-        return add(values), lambda _: refuse(layer)
-
-    @tf.custom_gradient
-    def compute(x: tf.Tensor) -> Any:
-        if valid is None:
-            count = tf.fill([channels], tf.cast(tf.size(x) // channels, x.dtype))
-        else:
-            count = add_up(tf.ones_like(x))
-        mean = tf.math.divide_no_nan(add_up(x), count)
-        squares = add_up(tf.square(x - tf.reshape(mean, along)))
-        rows = gather(tf.stack([count, mean, squares]))
-        counts, means, squares = tf.unstack(tf.cast(rows, tf.float64), axis=1)
-        total = tf.reduce_sum(counts, 0) + small
-        mean = tf.math.divide_no_nan(tf.reduce_sum(counts * means, 0), total)
-        squares = tf.reduce_sum(squares + counts * tf.square(means - mean), 0)
-        variance = tf.cast(tf.math.divide_no_nan(squares, total), x.dtype)
-        mean, total = tf.cast(mean, x.dtype), tf.cast(total, x.dtype)
-
-        def backward(of_mean: tf.Tensor, of_variance: tf.Tensor) -> tf.Tensor:
-            of_mean, of_variance = tf.unstack(add_once(tf.stack([of_mean, of_variance])))
-            of_mean -= 2 * small * mean * of_variance / total
-            slope = tf.reshape(of_variance, along) * 2 * (x - tf.reshape(mean, along))
-            slope = (slope + tf.reshape(of_mean, along)) / tf.reshape(total, along)
-            return slope if valid is None else tf.where(valid, slope, 0)
-
-        return (mean, variance), backward
-
-    return compute(tf.convert_to_tensor(inputs))
+    return normalization.LayerExchange(gather, add, lambda: weight, refuse)
 
 
 normalization.others.append(_ask)

@@ -385,7 +385,7 @@ def _allreduce_slices(
     ]
 
 
-def in_turn(exchange: Callable[[], tf.Tensor]) -> tf.Tensor:
+def in_turn(exchange: Callable[[], Any]) -> Any:
     """Exchange after everything before it and before everything after it.
 
     A `tf.function` that is called twice bears the same names twice: its calls must not overlap.
@@ -393,7 +393,7 @@ def in_turn(exchange: Callable[[], tf.Tensor]) -> tf.Tensor:
     """
     with tf.control_dependencies([_turn().read_value()]):
         result = exchange()
-    with tf.control_dependencies([result]):
+    with tf.control_dependencies(tf.nest.flatten(result)):
         _turn().assign_add(1)
     return result
 

@@ -118,7 +118,7 @@ class _Names:
 
 
 class OptimizerReducer(GradientReducer):
-    """A reducer for an optimizer; see `dlguide.distributed.optimizer.GradientReducer`."""
+    """A reducer for an optimizer; see `dlguide.distributed.optimizer.MpiReducer`."""
 
     names = _Names
     stops_at_nan = False  # as in Horovod

@@ -11,18 +11,20 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dlguide.distributed.steps import refuse_xla
+from dlguide.distributed.optimizer import dense
+from dlguide.distributed.steps import call, refuse_xla
 from dlguide.errors import require, require_count
-from dlguide.horovod.guard import WeightConsistencyCheck, require_alike
+from dlguide.horovod.guard import RanksOfSet, WeightConsistencyCheck, require_alike
 from dlguide.horovod.native import (
     NAMES,
     Average,
+    Compression,
     Max,
     ProcessSet,
     Sum,
     communicates,
 )
-from dlguide.horovod.ops import grouped_allreduce
+from dlguide.horovod.ops import grouped_allreduce, in_turn
 
 
 def variable_key(variable: Any) -> Hashable:
@@ -53,8 +55,8 @@ class GradientReducer:
         self.sparse_as_dense = sparse_as_dense
         self.process_set = process_set
         self.check_every = check_every
-        # `dlguide.parallel.compression` reduces the gradients itself.
-        self.compresses = hasattr(compression, "reduce_gradients")
+        # Those of `dlguide.parallel.compression` send arrays themselves.
+        self.compresses = hasattr(compression, "sum_arrays")
         if self.compresses:
             must = "be Average or Sum with a compression of `dlguide.parallel`"
             require(op in (Average, Sum), "op", must, NAMES.get(op, op))
@@ -104,7 +106,7 @@ class GradientReducer:
         so that it is the same on every rank whatever its layers are called.
         """
         if self.sparse_as_dense:
-            grads = [_dense(grad) for grad in grads]
+            grads = [dense(grad) for grad in grads]
         if not communicates(self.process_set):
             return list(grads)
         results = [_with_tensors(grad) for grad in grads]
@@ -114,23 +116,25 @@ class GradientReducer:
                 # The variable's next value, not a gradient: see Keras' float8.
                 replaces = getattr(variable, "overwrite_with_gradient", False)
                 (overwritten if replaces else averaged).append(i)
+        compression = self.compression
+        if self.compresses:
+            compression = Compression.none  # of the rows of embeddings, which go as they are
+            places = [i for i in averaged if not isinstance(results[i], tf.IndexedSlices)]
+            averaged = [i for i in averaged if i not in places]
+            own = [results[i] for i in places]
+            reduced = self._compressed(own, [variables[i] for i in places]) if places else []
+            for i, grad in zip(places, reduced, strict=True):
+                results[i] = grad
         name = f"{self.name}.{_signature([results[i] for i in averaged])}"
         groups = min(self.groups, len(averaged) or 1)
         for number, places in enumerate(np.array_split(np.array(averaged, int), groups)):
-            own = [results[i] for i in places]
-            group = f"{name}.{number}"
-            if self.compresses:
-                of = [variables[i] for i in places]
-                more = group, self.op, self.process_set
-                reduced = self.compression.reduce_gradients(own, of, *more)
-            else:
-                reduced = grouped_allreduce(
-                    own,
-                    op=self.op,
-                    compression=self.compression,
-                    process_set=self.process_set,
-                    name=group,
-                )
+            reduced = grouped_allreduce(
+                [results[i] for i in places],
+                op=self.op,
+                compression=compression,
+                process_set=self.process_set,
+                name=f"{name}.{number}",
+            )
             for i, grad in zip(places, reduced, strict=True):
                 results[i] = _sum_rows(grad) if self.sum_rows else grad
         if overwritten:
@@ -141,6 +145,17 @@ class GradientReducer:
             for i, value in zip(overwritten, largest, strict=True):
                 results[i] = value
         return results
+
+    def _compressed(self, grads: list[tf.Tensor], variables: list[Any]) -> list[tf.Tensor]:
+        ranks = RanksOfSet(self.process_set)
+        keys = [variable_key(variable) for variable in variables]
+        scale = 1 / ranks.size if self.op == Average else 1
+
+        def exchange(arrays: list[np.ndarray], into: Any = None) -> list[np.ndarray]:
+            totals = self.compression.sum_arrays(arrays, ranks, keys)
+            return [np.asarray(total * total.dtype.type(scale)) for total in totals]
+
+        return in_turn(lambda: call(exchange, grads, grads))
 
     def _description(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[str]:
         """Describe in lines what this rank is going to exchange."""
@@ -162,10 +177,6 @@ def _signature(grads: Sequence[Any]) -> str:
     """Return a short text that differs when number, shapes or dtypes of the gradients differ."""
     text = repr([(grad.dtype.name, str(grad.shape), type(grad).__name__[:2]) for grad in grads])
     return f"{len(grads)}gradients.{zlib.crc32(text.encode()):08x}"
-
-
-def _dense(grad: Any) -> Any:
-    return tf.convert_to_tensor(grad) if isinstance(grad, tf.IndexedSlices) else grad
 
 
 def _with_tensors(grad: Any) -> Any:

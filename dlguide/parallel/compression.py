@@ -1,8 +1,8 @@
-"""Compressed gradients with error feedback, for NumPy and mpi4py and for Keras and Horovod.
+"""Compressed gradients with error feedback, for NumPy and mpi4py and for optimizers of Keras.
 
     compressor = compression.top_k(0.01)
-    mean = compressor.allreduce(gradient, comm)                                # NumPy and mpi4py
-    optimizer = hvd.DistributedOptimizer(optimizer, compression=compressor)    # Keras and Horovod
+    mean = compressor.allreduce(gradient, comm)                            # NumPy and mpi4py
+    optimizer = dd.DistributedOptimizer(optimizer, compression=compressor)    # or Horovod's
 
 With e the error that a rank remembers, what it sends of its gradient g and the new error are
 
@@ -12,22 +12,20 @@ so that nothing is lost, only delayed: everything sent plus the last error is th
 gradients. `sent` counts the bytes that this rank has passed to collectives, `nbytes` predicts them.
 
 A codec encodes an array as a message of few bytes, `payload` of them, and decodes it, with losses.
-`encode_tensor` makes the same message by operations of TensorFlow, so that no gradient leaves its
-device. An array with values that are not finite comes out of every codec with at least one such
-value.
+An array with values that are not finite comes out of every codec with at least one such value.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide import collectives
 from dlguide.collectives.agreement import require_equal_buffers
+from dlguide.collectives.communicator import MpiMessages
 from dlguide.errors import require, require_count, require_known, require_positive
 
 if TYPE_CHECKING:
@@ -36,10 +34,7 @@ if TYPE_CHECKING:
 # Biases: compressing them saves nothing that could be measured, and costs accuracy.
 SMALL = 256
 DTYPES = ("float32", "float64")
-# The sum over ranks and, where errors are kept, this rank's own array as it was sent; or lists.
-_Sums = tuple[Any, Any]
-# Passes tensors to Horovod under a name; returns of each the sum, or the list of all ranks'.
-_Exchange = Callable[[list[Any], str], list[Any]]
+Arrays = list[np.ndarray]
 
 
 class Compressor:
@@ -47,34 +42,23 @@ class Compressor:
 
     Arrays with fewer values than `small`, and those that would not become smaller, are sent as
     they are. Make one for each training on each rank: it remembers that training's errors.
+
+    Attributes:
+        sent: bytes that this rank has passed to collectives so far.
+        errors: what this rank remembers of each array, by its key, in the order of the first step;
+            for a checkpoint of your own.
     """
 
     keeps_errors = False
-    gathers = False  # each rank receives the messages of all others, instead of their sum
 
     def __init__(self, name: str, small: int = SMALL) -> None:
         self.name = name
         self.small = require_count(small, "small", least=0)
         self.errors: dict[Hashable, np.ndarray] = {}
-        self._sent = 0
-        self._states: dict[tuple[str, Hashable], Any] = {}
+        self.sent = 0
 
     def __repr__(self) -> str:
         return self.name
-
-    @property
-    def sent(self) -> int:
-        """Bytes that this rank has passed to collectives so far."""
-        counted = self._states.get(("sent", None))
-        return self._sent + (0 if counted is None else int(counted))
-
-    @property
-    def variables(self) -> list[Any]:
-        """What is remembered under Horovod, as TensorFlow variables, for a checkpoint of your own.
-
-        They exist after the first step, in the order of the gradients; each rank has its own.
-        """
-        return [state for (kind, _), state in self._states.items() if kind != "sent"]
 
     def compresses(self, shape: Sequence[int], dtype: Any = "float32") -> bool:
         """Return whether an array is sent compressed."""
@@ -120,102 +104,64 @@ class Compressor:
             mine = {"compression": self.name, "small": self.small, "key": str(key)}
             require_equal_buffers(comm, array, **mine)
         require_known(array.dtype.name, DTYPES, "array.dtype")
-        if not self.compresses(array.shape, array.dtype):
-            return np.asarray(self._summed(array.copy(), comm) / array.dtype.type(comm.size))
-        error = self.errors.get(key)
-        if error is not None:
-            same = error.shape == array.shape and error.dtype == array.dtype
-            then = "Use another `key` for another array."
-            got = f"{array.shape} of {array.dtype}"
-            require(same, "array", f"stay {error.shape} of {error.dtype}", got, then)
-            array = np.asarray(array + error)
-        total, own = self._exchange(array, comm, key)
-        if self.keeps_errors:
-            left = np.asarray(array - own)
+        total = self.sum_arrays([array], MpiMessages(comm), [key])[0]
+        return np.asarray(total / total.dtype.type(comm.size))
+
+    def sum_arrays(
+        self, arrays: Sequence[np.ndarray], ranks: Any, keys: Sequence[Hashable]
+    ) -> Arrays:
+        """Return the sums of the ranks' arrays after compression; all of a step travel together.
+
+        Args:
+            ranks: how they exchange, see `dlguide.collectives.communicator.MpiMessages`.
+            keys: the arrays' names.
+        """
+        small = [i for i, a in enumerate(arrays) if self.compresses(a.shape, a.dtype)]
+        whole = [i for i in range(len(arrays)) if i not in small]
+        results = list(arrays)
+        for i, total in zip(whole, self._summed([arrays[i] for i in whole], ranks), strict=True):
+            results[i] = total
+        if not small:
+            return results
+        keys = [keys[i] for i in small]
+        sent = [self._with_error(arrays[i], key) for i, key in zip(small, keys, strict=True)]
+        totals, own = self._exchange(sent, ranks, keys)
+        for i, total in zip(small, totals, strict=True):
+            results[i] = total
+        for key, array, came in zip(keys, sent, own, strict=self.keeps_errors):
+            left = np.asarray(array - came)
             finite = np.isfinite(left)
             # values that are not finite are sent, and must not stay in the error
             self.errors[key] = left if finite.all() else np.where(finite, left, 0)
-        return np.asarray(total / total.dtype.type(comm.size))
-
-    def reduce_gradients(
-        self, grads: list[Any], variables: list[Any], name: str, op: int, process_set: Any
-    ) -> list[Any]:
-        """Sum or average gradients over ranks by Horovod; all arrays of a step travel together."""
-        import tensorflow as tf
-
-        import dlguide.horovod as hvd
-        from dlguide.horovod.native import NAMES, members
-        from dlguide.horovod.reduction import variable_key
-
-        require(op in (hvd.Average, hvd.Sum), "op", "be Average or Sum", NAMES.get(op, op))
-        ranks, results = len(members(process_set)), list(grads)
-        small = [
-            i
-            for i, (grad, variable) in enumerate(zip(grads, variables, strict=True))
-            if not isinstance(grad, tf.IndexedSlices)
-            and self.compresses(tuple(variable.shape), grad.dtype.as_numpy_dtype)
-        ]
-        whole = [i for i in range(len(grads)) if i not in small]
-
-        def reduced(tensors: list[Any], group: str, op: int = hvd.Sum) -> list[Any]:
-            self._count([part for tensor in tensors for part in _parts(tensor)])
-            group = f"{name}.{group}"
-            return hvd.grouped_allreduce(tensors, op=op, process_set=process_set, name=group)
-
-        def gathered(tensors: list[Any], group: str) -> list[Any]:
-            self._count(tensors)
-            joined = hvd.grouped_allgather(tensors, f"{name}.{group}", process_set=process_set)
-            return [tf.split(each, ranks) for each in joined]
-
-        if whole:
-            totals = reduced([grads[i] for i in whole], "whole", op)
-            for i, total in zip(whole, totals, strict=True):
-                results[i] = total
-        if not small:
-            return results
-        tensors = [tf.ensure_shape(grads[i], variables[i].shape) for i in small]
-        keys = [variable_key(variables[i]) for i in small]
-        errors: list[Any] = []
-        if self.keeps_errors:
-            zeros = [np.zeros(tensor.shape, tensor.dtype.as_numpy_dtype) for tensor in tensors]
-            errors = [self._state("error", *each) for each in zip(keys, zeros, strict=True)]
-            tensors = [tensor + error for tensor, error in zip(tensors, errors, strict=True)]
-        totals, own = self._sum_tensors(tensors, keys, gathered if self.gathers else reduced)
-        for i, error in enumerate(errors):
-            left = tensors[i] - own[i]
-            error.assign(tf.where(tf.math.is_finite(left), left, tf.zeros_like(left)))
-        for i, total in zip(small, totals, strict=True):
-            results[i] = total / tf.cast(ranks, total.dtype) if op == hvd.Average else total
         return results
 
-    def _summed(self, array: np.ndarray, comm: Comm) -> np.ndarray:
-        """Count an array and sum it over ranks, in place."""
-        self._sent += array.nbytes * (comm.size > 1)
-        with np.errstate(over="ignore"):
-            return collectives.allreduce(array, comm, check=False)
+    def _with_error(self, array: np.ndarray, key: Hashable) -> np.ndarray:
+        error = self.errors.get(key)
+        if error is None:
+            return array
+        same = error.shape == array.shape and error.dtype == array.dtype
+        then = "Use another `key` for another array."
+        got = f"{array.shape} of {array.dtype}"
+        require(same, "array", f"stay {error.shape} of {error.dtype}", got, then)
+        return np.asarray(array + error)
 
-    def _exchange(self, array: np.ndarray, comm: Comm, key: Hashable) -> _Sums:
+    def _summed(self, arrays: Arrays, ranks: Any) -> Arrays:
+        """Count arrays and sum each over ranks, in one message for each dtype."""
+        results = list(arrays)
+        for dtype in dict.fromkeys(array.dtype for array in arrays):
+            places = [i for i, array in enumerate(arrays) if array.dtype == dtype]
+            flat = np.concatenate([arrays[i].reshape(-1) for i in places])
+            self.sent += flat.nbytes * (ranks.size > 1)
+            with np.errstate(over="ignore"):
+                flat = ranks.add(flat)
+            parts = np.split(flat, np.cumsum([arrays[i].size for i in places])[:-1])
+            for i, part in zip(places, parts, strict=True):
+                results[i] = part.reshape(arrays[i].shape)
+        return results
+
+    def _exchange(self, arrays: Arrays, ranks: Any, keys: list[Hashable]) -> tuple[Arrays, Arrays]:
+        """Return the sums over ranks and, where errors are kept, this rank's arrays as sent."""
         raise NotImplementedError
-
-    def _sum_tensors(self, tensors: list[Any], keys: list[Any], exchange: _Exchange) -> _Sums:
-        raise NotImplementedError
-
-    def _state(self, kind: str, key: Hashable, first: Any) -> Any:
-        """Return what is remembered from step to step as a variable, which begins as `first`."""
-        import tensorflow as tf
-
-        if (kind, key) not in self._states:
-            with tf.init_scope():  # also where a graph is traced
-                made = tf.Variable(first, trainable=False, name=f"compression_{kind}")
-            self._states[kind, key] = made
-        return self._states[kind, key]
-
-    def _count(self, tensors: list[Any]) -> None:
-        """Count tensors that are about to be sent."""
-        import tensorflow as tf
-
-        sizes = [tf.size(tensor, tf.int64) * tensor.dtype.size for tensor in tensors]
-        self._state("sent", None, np.int64(0)).assign_add(tf.add_n(sizes))
 
 
 class Float16(Compressor):
@@ -224,22 +170,15 @@ class Float16(Compressor):
     def payload(self, shape: tuple[int, ...], itemsize: int) -> int:
         return 2 * math.prod(shape)
 
-    def _exchange(self, array: np.ndarray, comm: Comm, key: Hashable) -> _Sums:
+    def _exchange(self, arrays: Arrays, ranks: Any, keys: list[Hashable]) -> tuple[Arrays, Arrays]:
         with np.errstate(over="ignore"):  # infinity is the result, and must be visible
-            half = array.astype(np.float16)
-        return self._summed(half, comm).astype(array.dtype), None
-
-    def _sum_tensors(self, tensors: list[Any], keys: list[Any], exchange: _Exchange) -> _Sums:
-        import tensorflow as tf
-
-        halves = exchange([tf.cast(tensor, tf.float16) for tensor in tensors], "halves")
-        return [tf.cast(half, tensors[i].dtype) for i, half in enumerate(halves)], []
+            halves = [array.astype(np.float16) for array in arrays]
+        totals = zip(self._summed(halves, ranks), arrays, strict=True)
+        return [total.astype(array.dtype) for total, array in totals], []
 
 
 class Gathered(Compressor):
     """Sends each rank's message to all others; every rank decodes all and sums in rank order."""
-
-    gathers = True
 
     def __init__(
         self,
@@ -254,28 +193,22 @@ class Gathered(Compressor):
     def payload(self, shape: tuple[int, ...], itemsize: int) -> int:
         return self.codec.payload(shape, itemsize)
 
-    def _exchange(self, array: np.ndarray, comm: Comm, key: Hashable) -> _Sums:
-        message = self.codec.encode(array)
-        messages = np.empty((comm.size, message.size), np.uint8)
-        comm.Allgather(message, messages)
-        self._sent += message.nbytes * (comm.size > 1)
-        total, own = np.zeros_like(array), None
-        for rank, each in enumerate(messages):
-            came = self.codec.decode(each, array.shape, array.dtype)
-            total += came
-            if rank == comm.rank:
-                own = came
-        return total, own
-
-    def _sum_tensors(self, tensors: list[Any], keys: list[Any], exchange: _Exchange) -> _Sums:
-        messages = [self.codec.encode_tensor(tensor) for tensor in tensors]
-        totals, own = [], []
-        for i, everyone in enumerate(exchange(messages, "messages")):
-            like = tuple(tensors[i].shape), tensors[i].dtype
-            # in rank order: all ranks must round alike
-            totals.append(sum(self.codec.decode_tensor(message, *like) for message in everyone))
-            if self.keeps_errors:
-                own.append(self.codec.decode_tensor(messages[i], *like))
+    def _exchange(self, arrays: Arrays, ranks: Any, keys: list[Hashable]) -> tuple[Arrays, Arrays]:
+        mine = np.concatenate([self.codec.encode(array) for array in arrays])
+        self.sent += mine.nbytes * (ranks.size > 1)
+        everyone = ranks.gather(mine)
+        at = list(ranks.members).index(ranks.rank)
+        totals, own, start = [], [], 0
+        for array in arrays:
+            stop = start + self.codec.payload(array.shape, array.itemsize)
+            total = np.zeros_like(array)
+            for place, messages in enumerate(everyone):  # all ranks must round alike
+                came = self.codec.decode(messages[start:stop], array.shape, array.dtype)
+                total += came
+                if place == at and self.keeps_errors:
+                    own.append(came)
+            totals.append(total)
+            start = stop
         return totals, own
 
 
@@ -303,39 +236,23 @@ class PowerSGD(Compressor):
     def payload(self, shape: tuple[int, ...], itemsize: int) -> int:
         return (math.prod(shape[:-1]) + shape[-1]) * self.rank * itemsize
 
-    def _exchange(self, array: np.ndarray, comm: Comm, key: Hashable) -> _Sums:
-        matrix = array.reshape(-1, array.shape[-1])
-        q = self.starts.get(key)
-        if q is None:
-            q = self._first(array.shape, array.dtype)
-        p, _ = np.linalg.qr(self._summed(matrix @ q, comm))
-        q = matrix.T @ p
-        own = (p @ q.T).reshape(array.shape) if self.keeps_errors else None
-        q = self._summed(q, comm)
-        # power iteration would not recover from zeros or from values that are not finite
-        usable = np.isfinite(q).all() and q.any()
-        self.starts[key] = q if usable else self._first(array.shape, array.dtype)
-        return (p @ q.T).reshape(array.shape), own
+    def _exchange(self, arrays: Arrays, ranks: Any, keys: list[Hashable]) -> tuple[Arrays, Arrays]:
+        matrices = [array.reshape(-1, array.shape[-1]) for array in arrays]
+        firsts = [self._first(array.shape, array.dtype) for array in arrays]
+        starts = [self.starts.get(key, first) for key, first in zip(keys, firsts, strict=True)]
+        products = [m @ q for m, q in zip(matrices, starts, strict=True)]
+        left = [np.linalg.qr(p)[0] for p in self._summed(products, ranks)]
+        right = [m.T @ p for m, p in zip(matrices, left, strict=True)]
+        totals = self._summed(right, ranks)
+        for key, q, first in zip(keys, totals, firsts, strict=True):
+            # power iteration would not recover from zeros or from values that are not finite
+            self.starts[key] = q if np.isfinite(q).all() and q.any() else first
 
-    def _sum_tensors(self, tensors: list[Any], keys: list[Any], exchange: _Exchange) -> _Sums:
-        import tensorflow as tf
+        def multiplied(right: Arrays) -> Arrays:
+            factors = zip(left, right, arrays, strict=True)
+            return [(p @ q.T).reshape(array.shape) for p, q, array in factors]
 
-        firsts = [self._first(tuple(t.shape), t.dtype.as_numpy_dtype) for t in tensors]
-        starts = [self._state("start", *each) for each in zip(keys, firsts, strict=True)]
-        matrices = [tf.reshape(tensor, [-1, tensor.shape[-1]]) for tensor in tensors]
-        p = exchange([m @ q for m, q in zip(matrices, starts, strict=True)], "p")
-        p = [tf.linalg.qr(each).q for each in p]
-        own = [tf.matmul(m, each, transpose_a=True) for m, each in zip(matrices, p, strict=True)]
-        total = exchange(own, "q")
-        for start, q, first in zip(starts, total, firsts, strict=True):
-            usable = tf.reduce_all(tf.math.is_finite(q)) & tf.reduce_any(q != 0)
-            start.assign(tf.where(usable, q, first))
-
-        def products(q: list[Any]) -> list[Any]:
-            pairs = [tf.matmul(*each, transpose_b=True) for each in zip(p, q, strict=True)]
-            return [tf.reshape(pairs[i], tensor.shape) for i, tensor in enumerate(tensors)]
-
-        return products(total), products(own) if self.keeps_errors else []
+        return multiplied(totals), multiplied(right) if self.keeps_errors else []
 
     def _first(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """Draw the first Q for an array, the same on all ranks."""
@@ -377,23 +294,6 @@ class TopK:
         array[message[at:].view(np.int32)] = message[:at].view(dtype)
         return array.reshape(shape)
 
-    def encode_tensor(self, tensor: Any) -> Any:
-        import tensorflow as tf
-
-        flat = tf.reshape(tensor, [-1])
-        infinite = tf.constant(math.inf, flat.dtype)
-        sizes = tf.where(tf.math.is_nan(flat), infinite, tf.abs(flat))
-        places = tf.sort(tf.math.top_k(sizes, self.count(flat.shape[0])).indices)
-        return _as_bytes(tf.gather(flat, places), places)
-
-    def decode_tensor(self, message: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-        import tensorflow as tf
-
-        at = self.count(math.prod(shape)) * dtype.size
-        places, values = _from_bytes(message[at:], tf.int32), _from_bytes(message[:at], dtype)
-        flat = tf.scatter_nd(places[:, None], values, [math.prod(shape)])
-        return tf.reshape(flat, shape)
-
 
 @dataclass(frozen=True)
 class Threshold:
@@ -429,19 +329,6 @@ class Threshold:
         values = np.array([0, self.threshold, -self.threshold, np.nan], dtype)
         return values[codes.reshape(-1)[: math.prod(shape)]].reshape(shape)
 
-    def encode_tensor(self, tensor: Any) -> Any:
-        import tensorflow as tf
-
-        flat, limit = tf.reshape(tensor, [-1]), tf.constant(self.threshold, tensor.dtype)
-        codes = tf.where(flat >= limit, 1.0, tf.where(flat <= -limit, 2.0, 0.0))
-        return _packed(tf.where(tf.math.is_finite(flat), codes, 3.0), 2)
-
-    def decode_tensor(self, message: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-        import tensorflow as tf
-
-        values = tf.constant([0, self.threshold, -self.threshold, math.nan], dtype)
-        return tf.gather(values, tf.cast(_unpacked(message, 2, shape), tf.int32))
-
 
 @dataclass(frozen=True)
 class OneBit:
@@ -476,32 +363,12 @@ class OneBit:
         positive = np.unpackbits(message[at:], count=size).reshape(-1, width)
         return np.where(positive, high, low).reshape(shape)
 
-    def encode_tensor(self, tensor: Any) -> Any:
-        import tensorflow as tf
-
-        matrix = tf.reshape(tensor, [-1, _columns(tuple(tensor.shape))])
-        positive, means = matrix >= 0, []
-        for chosen in (~positive, positive):
-            count = tf.math.count_nonzero(chosen, 0, dtype=matrix.dtype)
-            total = tf.reduce_sum(tf.where(chosen, matrix, tf.zeros_like(matrix)), 0)
-            means.append(total / tf.maximum(count, tf.ones_like(count)))
-        signs = tf.cast(tf.reshape(positive, [-1]), tf.float32)
-        return _as_bytes(*means, _packed(signs, 1))
-
-    def decode_tensor(self, message: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-        import tensorflow as tf
-
-        at = 2 * _columns(shape) * dtype.size
-        low, high = tf.split(_from_bytes(message[:at], dtype), 2)
-        matrix = math.prod(shape) // _columns(shape), _columns(shape)
-        return tf.reshape(tf.where(_unpacked(message[at:], 1, matrix) == 1, high, low), shape)
-
 
 @dataclass(frozen=True)
 class BFloat16:
     """Send each value in 16 bits with the exponent of float32: 2 n bytes.
 
-    Neither MPI nor Horovod 0.28 adds bfloat16: messages are gathered and added in full precision.
+    MPI does not add bfloat16: messages are gathered and added in full precision.
     """
 
     def payload(self, shape: tuple[int, ...], itemsize: int) -> int:
@@ -518,16 +385,6 @@ class BFloat16:
         import ml_dtypes
 
         return message.view(ml_dtypes.bfloat16).astype(dtype).reshape(shape)
-
-    def encode_tensor(self, tensor: Any) -> Any:
-        import tensorflow as tf
-
-        return _as_bytes(tf.cast(tensor, tf.bfloat16))
-
-    def decode_tensor(self, message: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-        import tensorflow as tf
-
-        return tf.reshape(tf.cast(_from_bytes(message, tf.bfloat16), dtype), shape)
 
 
 def _columns(shape: tuple[int, ...]) -> int:
@@ -548,36 +405,6 @@ def _largest(flat: np.ndarray, count: int) -> np.ndarray:
 def _joined(*arrays: np.ndarray) -> np.ndarray:
     """Join arrays to one message of bytes."""
     return np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays])
-
-
-def _as_bytes(*tensors: Any) -> Any:
-    """Join tensors to one message of bytes."""
-    import tensorflow as tf
-
-    return tf.concat([tf.reshape(tf.bitcast(each, tf.uint8), [-1]) for each in tensors], 0)
-
-
-def _from_bytes(message: Any, dtype: Any) -> Any:
-    import tensorflow as tf
-
-    return tf.bitcast(tf.reshape(message, [-1, dtype.size]), dtype)
-
-
-def _packed(codes: Any, bits: int) -> Any:
-    """Write codes of so many bits, given as float32, into bytes, the first in the highest bits."""
-    import tensorflow as tf
-
-    codes = tf.pad(codes, [[0, -codes.shape[0] % (8 // bits)]])
-    weights = tf.constant([2.0 ** (8 - bits - at) for at in range(0, 8, bits)])
-    return tf.cast(tf.linalg.matvec(tf.reshape(codes, [-1, 8 // bits]), weights), tf.uint8)
-
-
-def _unpacked(message: Any, bits: int, shape: tuple[int, ...]) -> Any:
-    import tensorflow as tf
-
-    places = tf.constant([8 - bits - at for at in range(0, 8, bits)], tf.uint8)
-    codes = tf.bitwise.right_shift(message[:, None], places) & tf.constant(2**bits - 1, tf.uint8)
-    return tf.reshape(tf.reshape(codes, [-1])[: math.prod(shape)], shape)
 
 
 def none() -> Compressor:
@@ -649,11 +476,3 @@ def named(compression: str | Compressor) -> Compressor:
     must = "be a name or a compressor"
     require(isinstance(compression, str), "compression", must, compression, then)
     return NAMED[require_known(compression, NAMED, "compression")]()
-
-
-def _parts(grad: Any) -> list[Any]:
-    """Return what Horovod transmits of a gradient: the rows and indices of a sparse one."""
-    from dlguide.horovod.ops import REDUCED, transmitted
-
-    parts = [grad.values, grad.indices] if hasattr(grad, "indices") else [grad]
-    return [transmitted(part, REDUCED) for part in parts]

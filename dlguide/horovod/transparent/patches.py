@@ -27,11 +27,11 @@ from keras.src.trainers import trainer as base
 from keras.src.trainers.compile_utils import CompileLoss
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
-from dlguide.distributed import weighting
+from dlguide.distributed import normalization, weighting
 from dlguide.distributed.hooks import reducers_of
 from dlguide.horovod.callbacks import BroadcastGlobalVariablesCallback
 from dlguide.horovod.native import Sum
-from dlguide.horovod.normalization import moments_of_all
+from dlguide.horovod.normalization import by_horovod
 from dlguide.horovod.ops import allreduce, in_turn
 from dlguide.horovod.transparent.session import Session, replaces
 from dlguide.horovod.transparent.sharing import (
@@ -277,7 +277,9 @@ def _share_moments(session: Session) -> None:
                 )
             graph = getattr(graph, "outer_graph", None)
         session.normalized.setdefault(id(self), self)
-        return moments_of_all(self, inputs, mask, session.weight, refuse_twice)
+        weight = tf.convert_to_tensor(session.weight)
+        exchange = by_horovod(weight, refuse_twice)
+        return normalization.moments_of_all(self, inputs, mask, exchange, weight > 0)
 
 
 def _share_decisions(session: Session) -> None:
