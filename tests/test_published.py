@@ -46,3 +46,13 @@ def test_a_row_with_too_few_cells_is_refused(tmp_path):
     write(tmp_path / "published/t.csv", "a,b\n1,2\n3")
     with pytest.raises(RuntimeError, match=r"t\.csv, row 3: 1 cells under 2 columns"):
         published.load("t", tmp_path)
+
+
+def test_every_year_from_1700_to_2008_has_its_sunspots():
+    rows = published.load("sunspots")
+    assert [row["year"] for row in rows] == list(range(1700, 2009))
+    assert all(row["sunspots"] >= 0 for row in rows)
+    # the highest maximum on record, and the year without any spot
+    highest = max(rows, key=lambda row: row["sunspots"])
+    assert (highest["year"], highest["sunspots"]) == (1957, 190.2)
+    assert [row["year"] for row in rows if row["sunspots"] == 0] == [1711, 1712, 1810]
