@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
+from command_line import python
 
 from dlguide.cluster import Cluster, processes
 from dlguide.cluster.environment import rank_environment
@@ -129,9 +129,7 @@ def test_ranks_work_where_the_kernel_refuses_copies_between_processes(monkeypatc
     monkeypatch.delenv("MPIR_CVAR_CH4_CMA_ENABLE", raising=False)
     # what an outer launcher of another MPI has set does not reach the ranks either
     outer = {"PMIX_NAMESPACE": "a", "PMI_RANK": "1", "PMI_SIZE": "7", "OMPI_COMM_WORLD_RANK": "1"}
-    command = [sys.executable, "-c", REFUSED]
-    env = os.environ | outer
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+    done = python(REFUSED, env=os.environ | outer, fails=True)
     assert "[2.0, 2.0]" in done.stdout, done.stderr
     assert done.stderr.count("This kernel refuses process_vm_readv") == 1
 
@@ -146,11 +144,7 @@ with Cluster(ranks=1) as cluster:
 
 
 def test_a_limit_of_open_files_is_raised_or_named_at_once():
-    done = [
-        subprocess.run([sys.executable, "-c", LIMITED, most], capture_output=True, text=True,
-                       timeout=100)
-        for most in ("64", "128")
-    ]  # fmt: skip
+    done = [python(LIMITED, most, fails=True) for most in (64, 128)]
     assert "a process may open 64 files here and needs up to" in done[0].stderr
     assert done[1].stdout == "['7']\n", done[1].stderr
 

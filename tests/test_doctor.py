@@ -8,7 +8,6 @@ import re
 import shutil
 import stat
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from command_line import python
 
 from dlguide import doctor
 from dlguide.cluster import processes
@@ -36,10 +36,7 @@ def test_healthy_machine_has_no_failure():
     strays = ("OMP_", "TF_NUM", "PYTHONPATH", "KERAS", "PMI")
     env = {name: text for name, text in os.environ.items() if not name.startswith(strays)}
     code = "from dlguide import doctor\nprint(doctor.report(doctor.examine(), as_json=True))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 0, done.stderr
+    done = python(code, timeout_s=200, env=env)
     found = [CheckResult(**record) for record in json.loads(done.stdout)]
     assert [str(each) for each in found if each.ok is False] == []
     assert len(found) >= len(doctor.CHECKS)
@@ -77,8 +74,7 @@ def test_doctor_itself_loads_neither_tensorflow_nor_mpi():
         "doctor.examine(60, quick)\n"
         "assert not {'tensorflow', 'keras', 'mpi4py', 'horovod', 'daal4py'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
+    python(code, timeout_s=200)
 
 
 def test_mpiexec_that_hangs_is_ended_with_all_it_started(tmp_path):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from command_line import python
 
 from dlguide.data import formats
 from dlguide.errors import DataError
@@ -96,10 +95,7 @@ for path in sys.argv[1:]:
 
 def test_a_forked_process_opens_again_what_its_parent_has_open(tmp_path):
     paths = [str(written(tmp_path, kind)) for kind in formats.KINDS]
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS, *paths], capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 0, done.stderr
+    assert not python(FORKS, *paths, timeout_s=200).stdout
 
 
 def test_a_file_that_lmdb_has_open_otherwise_is_not_called_damaged(tmp_path):

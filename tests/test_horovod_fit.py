@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from command_line import python
 from lanes import TRAINED, long
 from on_ranks import on_ranks
 
@@ -289,9 +287,7 @@ def test_saved_models_open_without_horovod(fitted):
     names = ["adam", "schedule", "own", "scaled"]
     names = [name for name in names if (folder / f"{name}.keras").exists()]
     assert {"adam", "own"} <= set(names)
-    command = [sys.executable, "-c", code, str(folder), *names]
-    opened = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert opened.returncode == 0, opened.stderr[-3000:]
+    opened = python(code, folder, *names, timeout_s=200)
     kinds = [line.split() for line in opened.stdout.splitlines() if line.startswith("KIND")]
     assert kinds[0] == ["KIND", "adam", "keras.src.optimizers.adam", "10"]
     assert [kind[1] for kind in kinds] == names

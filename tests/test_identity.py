@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from functools import partial
 
 import pytest
+from command_line import python
 
 from dlguide.training import CheckpointConfig, FitConfig, checkpoint, fit
 
@@ -132,7 +131,5 @@ def test_a_set_is_the_same_in_every_process():
     found = set()
     for seed in range(4):
         env = os.environ | {"PYTHONHASHSEED": str(seed)}
-        command = [sys.executable, "-c", PRINTS]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
-        found.add(tuple(json.loads(done.stdout)))
+        found.add(tuple(json.loads(python(PRINTS, env=env).stdout)))
     assert len(found) == 1

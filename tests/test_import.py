@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+
+from command_line import python
 
 import dlguide
 
@@ -26,14 +26,7 @@ print(json.dumps(sorted({{name.split(".")[0] for name in sys.modules}})))
 
 def load(opened=()):
     """Import the package in a new process; return the modules loaded."""
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(opened=tuple(opened))],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(python(SCRIPT.format(opened=tuple(opened)), timeout_s=60).stdout)
 
 
 STATE = """
@@ -55,7 +48,7 @@ for name in {opened}:
 
 def test_import_changes_nothing_in_the_process():
     code = STATE.format(opened=["cluster", "training", "machine"])
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = python(code, timeout_s=60, fails=True)
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 

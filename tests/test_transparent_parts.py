@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from command_line import python
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -198,8 +197,7 @@ def test_what_a_rank_writes_stays_in_its_own_folder_and_writing_elsewhere_is_ref
     for name in ("old.txt", "gone.txt", "removed/a.txt", ".logs/h.csv", *kept):
         (here / name).write_text("rank 0's ")
     before = {path.relative_to(here): path.stat() for path in here.rglob("*")}
-    command = [sys.executable, "-c", IN_SCRATCH, here, run]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = python(IN_SCRATCH, here, run, fails=True)
     assert done.stdout.strip() == str([True] * 11), done.stderr[-2000:]
     after = {path.relative_to(here): path.stat() for path in here.rglob("*")}
     assert before.keys() == after.keys()

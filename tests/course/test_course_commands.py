@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from command_line import python
 
 MAIN = "import sys; from dlguide.cli import main; sys.argv[0] = 'dlguide'; main()"
 
@@ -80,7 +81,6 @@ def test_missing_course_is_named_and_stops_no_other_command():
 )
 def test_course_without_the_right_library_names_the_command(before, error):
     script = f"{before}\nimport dlcourse"
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = python(script, timeout_s=60, fails=True)
     assert done.returncode == 1
     assert error in done.stderr.splitlines()[-1]

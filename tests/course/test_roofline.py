@@ -4,11 +4,10 @@ Tests dlcourse.roofline.
 """
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
+from command_line import python
 from fake_machine import arm
 from fake_machine import machine as fake
 
@@ -62,8 +61,7 @@ def test_measure_here_finds_what_the_processor_has_and_loads_nothing_into_the_ca
         "assert not {'tensorflow', 'onnxruntime', 'onnx'} & set(sys.modules)\n"
         "print(json.dumps(dataclasses.asdict(roof)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
+    done = python(code, timeout_s=200)
     roof = Roof(**json.loads(done.stdout))
     here = machine.describe()
     assert roof.threads == here.usable_cores
