@@ -186,20 +186,6 @@ def test_a_download_is_not_led_from_https_to_http(url, there, refused, monkeypat
         assert (tmp_path / "a").read_bytes() == b"abc"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"url": "ftp://x/file"}, "`url` must begin with http:// or https://"),
-        ({"path": "."}, "`path` must be the name of a file"),
-        ({"path": "/dev/null/file"}, "`path` must be a folder this process can write to"),
-    ],
-)
-def test_arguments_are_checked_first(arguments, text, server, tmp_path):
-    with pytest.raises(ValueError, match=text):
-        download.fetch_file(**{"url": server.url, "path": tmp_path / "file"} | arguments)
-    assert server.asked == 0
-
-
 def test_a_disk_that_is_too_full_is_refused_before_the_download(server, tmp_path, monkeypatch):
     free = shutil.disk_usage(tmp_path)._replace(free=100_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)

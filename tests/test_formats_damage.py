@@ -338,22 +338,6 @@ def forged(path, **changes):
     file.write_text(text)
 
 
-@pytest.mark.parametrize("kind", FOLLOWED)
-def test_a_table_of_the_structure_which_older_data_sets_have_is_not_needed(kind, tmp_path):
-    path = written(tmp_path, kind)
-    contents = struct.pack("<QQI", 0, 4096, google_crc32c.value(bytes(4096)))  # of no page of ours
-    (path / "structure.bin").write_bytes(contents)
-    table = {
-        "name": "structure.bin", "role": "structure", "nbytes": len(contents),
-        "sha256": hashlib.sha256(contents).hexdigest(), "count": 0,
-    }  # fmt: skip
-    forged(path, files=lambda files: [*files, table], nbytes=lambda nbytes: nbytes + len(contents))
-    assert reads_right_or_says_so(path) == []
-    assert formats.verify(path).ok
-    flip(path / "structure.bin", 3)
-    assert_reported(path, path / "structure.bin")
-
-
 def test_missing_manifest_says_what_to_do(tmp_path):
     path = written(tmp_path, "lmdb")
     (path / "manifest.json").unlink()

@@ -108,21 +108,6 @@ def test_threads_prefetching_and_caches_change_nothing(order, folder):
             assert pipeline.cached_nbytes == sizes[changes["cache"]]
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=str)
-@pytest.mark.parametrize("samples", [SAMPLES, 33])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_over_all_ranks_every_sample_is_used_once(order, samples, ranks):
-    for epoch in (0, 1):
-        parts = [epoch_batches(samples, 4, r, ranks, epoch, 7, order=order) for r in range(ranks)]
-        assert len({len(steps) for steps in parts}) == 1
-        used = np.concatenate([step.indices for steps in parts for step in steps])
-        assert sorted(used.tolist()) == list(range(samples))
-        for step in zip(*parts, strict=True):
-            together = sum(len(one.indices) for one in step)
-            assert {one.global_size for one in step} == {together}
-        assert all(len(s.indices) == 4 for steps in parts for s in steps[:-1])
-
-
 def test_on_ranks_each_sample_looks_as_it_does_alone(folder):
     # Augmented too: what happens to a sample does not depend on the rank that it fell to.
     alone = ip.Pipeline(folder / "lmdb", 4, augment=RANDOM)
@@ -454,16 +439,3 @@ def test_readers_wait_for_a_slow_storage_side_by_side(kind, folder):
 def test_arguments_that_do_not_fit_are_named(settings, text, arrays):
     with pytest.raises(ValueError, match=f"^{text}"):
         ip.Pipeline(arrays, **{"batch_per_rank": BATCH, **settings})
-
-
-@pytest.mark.parametrize(
-    ("images", "labels", "text"),
-    [
-        (PIXELS / 255, range(SAMPLES), "`images` must be uint8 or float32, got 'float64'"),
-        (PIXELS, np.full(SAMPLES, 0.5), "`labels` must be whole numbers, got 'float64'"),
-        (PIXELS, np.full(SAMPLES, 2**31), "`labels` must fit into 32 bits, got 2147483648"),
-    ],
-)
-def test_arrays_of_other_kinds_are_refused(images, labels, text):
-    with pytest.raises(ValueError, match=text):
-        ip.ArraySource("pixels", images, np.array(labels))

@@ -123,6 +123,21 @@ def test_a_source_that_has_changed_is_seen(change, tmp_path):
     assert not staging.stage(source, target).copied
 
 
+def test_a_job_that_waited_compares_with_the_present_source(tmp_path, monkeypatch):
+    source, target = make("plain", tmp_path / "source"), tmp_path / "copy"
+    staging.stage(source, target)
+
+    @contextmanager
+    def locked_late(path, wait):
+        rewrite(source / "a" / "b" / "3.bin")  # while this job waits
+        with file_lock(path, wait):
+            yield
+
+    monkeypatch.setattr(staging, "file_lock", locked_late)
+    with pytest.raises(ValueError, match=r"3\.bin' has another time of change than in the source"):
+        staging.stage(source, target)
+
+
 @pytest.mark.parametrize("when", ["listed", "read", "removed"])
 def test_a_file_that_changes_while_it_is_copied_is_never_certified(when, tmp_path, monkeypatch):
     source = make("plain", tmp_path / "source")
@@ -143,21 +158,6 @@ def test_a_file_that_changes_while_it_is_copied_is_never_certified(when, tmp_pat
     with pytest.raises(DamageError, match=rf"3\.bin: {words}"):
         staging.stage(source, tmp_path / "local" / "copy")
     assert visible(tmp_path / "local") == []
-
-
-def test_a_job_that_waited_compares_with_the_present_source(tmp_path, monkeypatch):
-    source, target = make("plain", tmp_path / "source"), tmp_path / "copy"
-    staging.stage(source, target)
-
-    @contextmanager
-    def locked_late(path, wait):
-        rewrite(source / "a" / "b" / "3.bin")  # while this job waits
-        with file_lock(path, wait):
-            yield
-
-    monkeypatch.setattr(staging, "file_lock", locked_late)
-    with pytest.raises(ValueError, match=r"3\.bin' has another time of change than in the source"):
-        staging.stage(source, target)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "plain"])
@@ -239,24 +239,6 @@ def test_sums_name_each_file_once_and_inside(tmp_path):
         path.write_text(f"{good}  d\n{good}  {line}\n")
         with pytest.raises(DamageError, match="line 2"):
             verification.read_sums(path)
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [(b"a\xff.bin", r"udcff.*is no UTF-8"), (b"a\nb", "holds an end of line")],
-)
-def test_names_that_no_list_of_checksums_can_hold_are_refused_first(name, words, tmp_path):
-    source = make("plain", tmp_path / "source")
-    try:
-        os.mkdir(os.path.join(os.fsencode(source), name))
-        with open(os.path.join(os.fsencode(source), name, b"inside"), "wb") as file:
-            file.write(b"x")
-    except OSError as error:
-        pytest.skip(f"the file system refuses such names itself: {error.strerror}")
-    with pytest.raises(DamageError, match=words) as refused:
-        staging.stage(source, tmp_path / "local" / "copy")
-    assert len(str(refused.value).encode().splitlines()) == 1  # it can be printed
-    assert visible(tmp_path / "local") == []
 
 
 # --- killed and at the same time ---------------------------------------------------------------
@@ -480,30 +462,3 @@ def test_a_rank_that_is_killed_while_it_copies_ends_the_job(tmp_path):
     assert not target.exists()
     assert staging.stage(source, target).copied
     assert visible(target.parent) == ["copy"]
-
-
-def wait_for_copy(source, target, pause_s):
-    import time
-
-    from mpi4py import MPI
-
-    from dlguide.data import staging
-
-    real = staging._copy_file
-
-    def slow(*words):
-        time.sleep(pause_s)
-        return real(*words)
-
-    staging._copy_file = slow
-    began, used = time.monotonic(), time.process_time()
-    staging.stage(source, target, MPI.COMM_WORLD)
-    return [time.monotonic() - began, time.process_time() - used]
-
-
-def test_ranks_that_wait_leave_their_core_to_the_one_that_copies(tmp_path):
-    source = str(make("folder", tmp_path / "source", 1))
-    words = {"source": source, "target": str(tmp_path / "to"), "pause_s": 1.5}
-    _, (waited_s, used_s) = on_ranks(2, wait_for_copy, tmp_path, 60, **words)
-    # a rank that waits in MPI uses a whole core all the time
-    assert used_s < 0.5 * waited_s
