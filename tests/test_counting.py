@@ -3,7 +3,6 @@
 import json
 from dataclasses import asdict
 
-import numpy as np
 import pytest
 
 from dlguide import models, published
@@ -109,32 +108,6 @@ def test_each_kind_of_layer_costs_what_its_closed_form_says(
     kind, *args = layer
     cost = models.count(build(keras, shape, getattr(keras.layers, kind)(*args, **options)))
     assert (cost.multiply_adds, cost.flops) == (multiply_adds, 2 * multiply_adds + other)
-
-
-def loops(images, kernel, strides):
-    """Multiply and add one by one, and count."""
-    side, size, done = images.shape[0], kernel.shape[0], 0
-    for row in range(0, side - size + 1, strides):
-        for column in range(0, side - size + 1, strides):
-            for cell in np.ndindex(*kernel.shape):
-                assert images[row + cell[0], column + cell[1], cell[2]] == 1
-                done += 1
-    return done
-
-
-@pytest.mark.parametrize(("size", "strides"), [(1, 1), (3, 1), (3, 2), (5, 3)])
-def test_a_convolution_does_as_many_multiply_adds_as_its_loops(size, strides, keras):
-    layer = keras.layers.Conv2D(4, size, strides, use_bias=False)
-    expected = loops(np.ones((9, 9, 2)), np.ones((size, size, 2, 4)), strides)
-    assert models.count(build(keras, (9, 9, 2), layer)).multiply_adds == expected
-
-
-def test_a_third_dimension_costs_a_factor_and_not_an_exponent(keras):
-    """k times the weights, and k times the work at each of the positions along it."""
-    flat = models.count(build(keras, (16, 16, 3), keras.layers.Conv2D(8, 5, use_bias=False)))
-    deep = models.count(build(keras, (16, 16, 16, 3), keras.layers.Conv3D(8, 5, use_bias=False)))
-    assert deep.parameters == 5 * flat.parameters
-    assert deep.multiply_adds == 5 * 12 * flat.multiply_adds
 
 
 @pytest.mark.parametrize("name", [*models.names("digits"), "vgg16", "resnet50"])

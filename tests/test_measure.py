@@ -2,58 +2,19 @@
 
 import dataclasses
 import os
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
+from command_line import python
 from lanes import RANKS
 from on_ranks import on_ranks
 
 from dlcourse.phases import utilisation
 from dlguide import measure
-from dlguide.measure import Timing, TrainingResult
+from dlguide.measure import Timing
 from dlguide.measure.progress import launched
 from dlguide.measure.training_result import steady_images_per_s
-
-
-def some_run(**changes):
-    run = TrainingResult(
-        rank=0,
-        ranks=2,
-        threads=1,
-        model="mlp",
-        data="mnist",
-        device="cpu",
-        epochs=2,
-        batch_per_rank=10,
-        global_batch=20,
-        optimizer="sgd",
-        learning_rate=0.1,
-        seed=0,
-        parameters=100,
-        samples=50,
-        steps_per_epoch=3,
-        first_epoch=0,
-        loss=(2.0, 1.0),
-        test_accuracy=(0.5, 0.75),
-        step_s=(1.0, 0.1, 0.1, 0.1, 0.1, 0.1),
-        wait_s=(0.0,) * 6,
-        first_step_s=1.0,
-        setup_s=2.0,
-        train_s=1.5,
-        evaluate_s=0.5,
-        checkpoint_s=0.0,
-        total_s=4.0,
-        images_per_s=200.0,
-        images_per_s_with_first=100.0,
-        weights_digest="0" * 64,
-        started_unix_s=1.0,
-        phases=(("setup", 0.0, 2.0), ("train", 2.0, 3.5)),
-        versions={"keras": "3"},
-    )
-    return dataclasses.replace(run, **changes)
 
 
 def test_timing_keeps_every_repeat_and_the_first_calls_apart():
@@ -84,7 +45,6 @@ def test_ratio_is_of_medians_and_its_range_covers_the_quartiles():
 
 
 def timing_with_one_slow_rank():
-    import dataclasses
     import time
 
     from mpi4py import MPI
@@ -102,17 +62,6 @@ def test_slowest_rank_counts_on_all_ranks(ranks, tmp_path):
     timings = on_ranks(ranks, timing_with_one_slow_rank, tmp_path)
     assert all(timing == timings[0] for timing in timings)
     assert min(timings[0]["seconds"]) >= 0.03
-
-
-def test_run_refuses_unknown_and_missing_fields():
-    record = some_run().as_dict()
-    with pytest.raises(ValueError, match=r"`record` must be one of .* Did you mean rank\?"):
-        TrainingResult.from_dict({**record, "rankz": 1})
-    del record["loss"]
-    with pytest.raises(
-        ValueError, match=r"every field of a TrainingResult, got \"none named \['loss'\]\""
-    ):
-        TrainingResult.from_dict(record)
 
 
 def test_steady_state_leaves_out_the_first_steps_and_the_short_ones():
@@ -161,17 +110,8 @@ assert (record["step"], record["rank"], record["ranks"]) == (-1, 2, 3), record
 assert [one.name for one in path.parent.iterdir()] == [path.name]
 assert "mpi4py" not in sys.modules and "tensorflow" not in sys.modules
 """
-    subprocess.run(
-        [sys.executable, "-c", script],
-        env={
-            **os.environ,
-            "DLGUIDE_RUN_FOLDER": str(tmp_path),
-            "PMI_RANK": "2",
-            "PMI_SIZE": "3",
-        },
-        check=True,
-        timeout=60,
-    )
+    rank = {"DLGUIDE_RUN_FOLDER": str(tmp_path), "PMI_RANK": "2", "PMI_SIZE": "3"}
+    python(script, env=os.environ | rank, timeout_s=60)
 
 
 def test_utilisation_sees_a_busy_core_and_keeps_the_marks():

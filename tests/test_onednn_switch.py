@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -13,6 +12,7 @@ from unittest.mock import Mock
 import fake_machine
 import numpy as np
 import pytest
+from command_line import python
 
 from dlguide import machine
 from dlguide.bench.worker import WorkerProcess
@@ -94,21 +94,6 @@ def test_the_user_s_decision_wins(value, on, flags, on_processor, monkeypatch):
     assert rank_environment(PLAN, "a-name", Path())[VARIABLE] == value
 
 
-@pytest.mark.parametrize("flags", [(*AVX2, "avx_vnni"), ("avx",), ARM])
-def test_nothing_is_set_where_nothing_would_be_gained_or_is_known(flags, on_processor):
-    on_processor(*flags)
-    machine.use_onednn()
-    assert VARIABLE not in rank_environment(PLAN, "a-name", Path())
-
-
-def test_process_that_was_switched_on_says_by_whom(on_processor):
-    on_processor(*AVX2)
-    assert machine.use_onednn() == machine.use_onednn()
-    assert "dlguide switches it on" in str(machine.onednn_state())
-    os.environ[VARIABLE] = "0"
-    assert f"{VARIABLE} is '0'" in str(machine.use_onednn())
-
-
 # --- the doors ---
 
 
@@ -175,16 +160,6 @@ def test_variable_of_the_ranks_wins_without_a_warning(on_processor, tmp_path, re
     assert (env[VARIABLE], len(recwarn)) == ("1", 0)
 
 
-def test_rank_whose_parent_has_none_reports_it_and_stays_without(on_processor, tmp_path):
-    on_processor(*AVX2, loaded=False)
-    with pytest.warns(RuntimeWarning):
-        given = rank_environment(PLAN, "a-name", tmp_path)
-    on_processor(*AVX2)
-    os.environ.update({name: given[name] for name in (VARIABLE, SWITCHED)})
-    assert machine.use_onednn().on is False
-    assert "as in the process that started this one" in str(machine.onednn_state())
-
-
 FAKE = f"""
 import os
 from dataclasses import replace
@@ -208,9 +183,7 @@ IN_PROCESS = {
 def test_kernel_is_switched_on_by_what_trains_and_by_no_import_of_the_library(code, value):
     env = {name: text for name, text in os.environ.items() if name not in (VARIABLE, SWITCHED)}
     code = f"{FAKE}{code}\nprint('VALUE', repr(os.environ.get({VARIABLE!r})))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
-    )
+    done = python(code, env=env, fails=True)
     assert f"VALUE {value!r}" in done.stdout.splitlines(), done.stderr
 
 
@@ -249,16 +222,6 @@ def test_doctor_reports_it_with_what_follows(on_processor, monkeypatch):
     assert "untried" in host.onednn(1.0).found
 
 
-def test_tuned_plans_with_and_without_it_are_kept_apart(on_processor, monkeypatch):
-    where = processor(*AVX2)
-    on_processor(*AVX2)
-    switched_on = threads.tuned_folder(where)
-    machine.use_onednn()
-    assert threads.tuned_folder(where) == switched_on
-    monkeypatch.setenv(VARIABLE, "0")
-    assert threads.tuned_folder(where) != switched_on
-
-
 # --- TensorFlow itself ---
 
 # SGD: Adam divides each gradient by its own size, so that rounding of one near 0 is a whole step
@@ -280,11 +243,13 @@ print("RESULT", json.dumps([before, onednn_switch.in_force(), result.loss[0]]))
 def test_training_with_and_without_it_agrees(tmp_path):
     results, weights = {}, {}
     for value in ("0", "1"):
-        done = subprocess.run(
-            [sys.executable, "-c", TRAIN, str(tmp_path / f"{value}.npz")],
+        done = python(
+            TRAIN,
+            tmp_path / f"{value}.npz",
+            timeout_s=240,
             env=os.environ | {VARIABLE: value, "TF_CPP_MIN_LOG_LEVEL": "2"},
-            capture_output=True, text=True, timeout=240,
-        )  # fmt: skip
+            fails=True,
+        )
         lines = [line[7:] for line in done.stdout.splitlines() if line.startswith("RESULT ")]
         assert lines, done.stderr
         results[value] = json.loads(lines[0])

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import base64
-import subprocess
-import sys
+import dataclasses
 
-import numpy as np
 import pytest
-from matplotlib.colors import to_hex
-from test_measure import some_run
+from command_line import python
 
 from dlcourse import pictures
-from dlcourse.horovod_timeline import (
-    COPY_IN,
-    EXCHANGE,
-    NEGOTIATION,
-    FusedMessage,
-    TensorActivity,
-    Timeline,
-)
 from dlcourse.phases import Utilisation
-from dlcourse.pictures.communication import COLOURS, COMPUTE
 from dlguide import plots
+from dlguide.measure import TrainingResult
 
 ROWS = [{"ranks": p, "images_per_s": s} for p, s in ((4, 300.0), (1, 100.0), (2, 180.0))]
 
@@ -30,6 +19,44 @@ ROWS = [{"ranks": p, "images_per_s": s} for p, s in ((4, 300.0), (1, 100.0), (2,
 RECORD = Utilisation(
     100.0, (0, 3), (0.2, 0.4, 0.6), ((10.0, 90.0), (20.0, 80.0), (30.0, 70.0)), ((0.1, "go"),)
 )
+
+
+def some_run(**changes):
+    run = TrainingResult(
+        rank=0,
+        ranks=2,
+        threads=1,
+        model="mlp",
+        data="mnist",
+        device="cpu",
+        epochs=2,
+        batch_per_rank=10,
+        global_batch=20,
+        optimizer="sgd",
+        learning_rate=0.1,
+        seed=0,
+        parameters=100,
+        samples=50,
+        steps_per_epoch=3,
+        first_epoch=0,
+        loss=(2.0, 1.0),
+        test_accuracy=(0.5, 0.75),
+        step_s=(1.0, 0.1, 0.1, 0.1, 0.1, 0.1),
+        wait_s=(0.0,) * 6,
+        first_step_s=1.0,
+        setup_s=2.0,
+        train_s=1.5,
+        evaluate_s=0.5,
+        checkpoint_s=0.0,
+        total_s=4.0,
+        images_per_s=200.0,
+        images_per_s_with_first=100.0,
+        weights_digest="0" * 64,
+        started_unix_s=1.0,
+        phases=(("setup", 0.0, 2.0), ("train", 2.0, 3.5)),
+        versions={"keras": "3"},
+    )
+    return dataclasses.replace(run, **changes)
 
 
 def test_scaling_draws_measured_ideal_and_efficiency():
@@ -92,64 +119,4 @@ def test_drawing_touches_nothing_global():
         "plots.scaling([{'ranks': 1, 'images_per_s': 1.0}])\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
-
-
-def event(tensor, phase, start_s, end_s):
-    return TensorActivity(tensor, "allreduce", phase, start_s, end_s)
-
-
-def recorded():
-    """Two tensors in one message from 20 to 30 ms and a third one alone from 30 to 32 ms."""
-    fused = [
-        each
-        for tensor in ("net_a", "net_b")
-        for each in (
-            event(tensor, NEGOTIATION, 0.010, 0.020),
-            event(tensor, COPY_IN, 0.020, 0.022),
-            event(tensor, EXCHANGE, 0.022, 0.030),
-        )
-    ]
-    messages = (
-        FusedMessage("allreduce", ("net_a", "net_b"), 0.020, 0.030),
-        FusedMessage("allreduce", ("net_c",), 0.030, 0.032),
-    )
-    events = (*fused, event("net_c", EXCHANGE, 0.030, 0.032))
-    return Timeline(None, events, messages, ())
-
-
-def bars_of(axes, colour):
-    """Return (lane, begin, width) of the bars of a colour, in milliseconds."""
-    found = []
-    for collection in axes.collections:
-        for path in collection.get_paths():
-            if to_hex(collection.get_facecolor()[0]) == colour.lower():
-                (left, bottom), (right, top) = path.get_extents().get_points()
-                found.append((round((bottom + top) / 2), left, right - left))
-    return found
-
-
-def test_bars_lie_in_their_lanes_where_the_events_were():
-    figure = pictures.timeline(recorded(), steps=[(0.0, 0.04)])
-    (axes,) = figure.axes
-    exchanges = sorted(bars_of(axes, COLOURS[EXCHANGE]))
-    assert np.allclose(exchanges, [(1, 22, 8), (2, 22, 8), (3, 30, 2)])
-    assert np.allclose(sorted(bars_of(axes, COLOURS[NEGOTIATION])), [(1, 10, 10), (2, 10, 10)])
-    # lane 0: the step without what happened from 10 to 32 ms
-    assert np.allclose(sorted(bars_of(axes, COLOURS[COMPUTE])), [(0, 0, 10), (0, 32, 8)])
-
-
-@pytest.mark.parametrize(
-    ("draw", "argument", "text"),
-    [
-        (plots.scaling, [], "`runs` must hold at least one TrainingResult"),
-        (
-            pictures.timeline,
-            Timeline(None, (), (), ()),
-            "`recorded` must hold an event, got",
-        ),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused(draw, argument, text):
-    with pytest.raises(ValueError, match=text):
-        draw(argument)
+    python(script, timeout_s=60)

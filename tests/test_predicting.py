@@ -58,22 +58,6 @@ def test_time_nodes_and_energy_follow_from_the_throughput(tmp_path):
     assert energy == pytest.approx(1.5 * node_hours, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--points", "1:100", "--workers", "8"), "`points` must have two numbers of workers"),
-        (("--points", "1:100,2", "--workers", "8"), "`points` must be pairs such as"),
-        (("--points", "1:100,2:190", "--workers", "8.5"), "`workers` must hold a whole number"),
-        (("--points", "1:9,2:18", "--workers", "8", "--workers-per-node", "0"), "workers_per_node"),
-    ],
-)
-def test_invalid_options_are_refused(words, message, tmp_path):
-    done = run(*words, "--output", tmp_path)
-    assert done.exit_code != 0
-    assert isinstance(done.exception, ValueError)
-    assert message in str(done.exception)
-
-
 def test_picture_has_the_points_and_the_prediction():
     predictions = predict.fit(POINTS).predict([1, 2, 4, 8, 16, 32])
     drawn = plots.prediction(POINTS, predictions)

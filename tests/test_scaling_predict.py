@@ -240,16 +240,3 @@ def test_s_caffe_with_a_batch_of_256_is_near_what_the_smaller_one_and_one_gpu_pr
     for batch, gpus, seconds in rows:
         # one figure after the other was measured once: 15 % is what so few points can carry
         assert found.seconds(batch, gpus) == pytest.approx(seconds, rel=0.15)
-
-
-@pytest.mark.parametrize(
-    ("points", "words"),
-    [
-        ([(64, 1, 1.0), (64, 2, 0.6), (64, 4, 0.4)], "three pairs of global batch and workers"),
-        ([(64, 1, 1.0), (128, 1, 1.6), (256, 1, 3.0)], "at least two values of each"),
-        ([(64, 1, 1.0), (128, 1, 0.0), (64, 2, 3.0)], "above 0, got 0"),
-    ],
-)
-def test_strong_points_that_cannot_be_fitted_are_refused(points, words):
-    with pytest.raises(ValueError, match=words):
-        predict.fit_strong(points)

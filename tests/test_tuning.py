@@ -240,26 +240,6 @@ def nothing_starts(monkeypatch):
     monkeypatch.setattr(search, "RankTeams", refuse)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "text"),
-    [
-        ({"net": "mnist_cn"}, r"`net` must be one of .* Did you mean mnist_cnn\?"),
-        ({"global_batch": 0}, "`global_batch` must be a whole number of at least 1, got 0"),
-        ({"budget_s": -1}, "`budget_s` must be a positive number, got -1"),
-        ({"net": "resnet50", "data": "mnist"}, '`data` must be "random" for resnet50'),
-        ({"optimizer": "lamb"}, "`optimizer` must be one of adam, sgd, got 'lamb'"),
-        ({"image": 64}, "`image` must be None for mnist_cnn, got 64"),
-        (
-            {"global_batch": 3, "candidates": [BOUND]},
-            "`candidates` must hold one whose ranks divide",
-        ),
-    ],
-)
-def test_bad_values_are_refused_before_anything_starts(nothing_starts, wrong, text):
-    with pytest.raises(ValueError, match=text):
-        tuning.tune(**wrong, show=False)
-
-
 def test_a_cache_that_cannot_be_written_is_refused_before_anything_starts(
     nothing_starts, monkeypatch, tmp_path
 ):
