@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from command_line import python
 
 from dlguide.training import checkpoint
 from dlguide.training.checkpoint import CheckpointError, Within
@@ -155,18 +156,6 @@ def test_one_flipped_bit_is_noticed_wherever_it_is(where, tmp_path):
         checkpoint.read(path)
 
 
-def test_flipped_bits_anywhere_are_noticed(tmp_path):
-    path = checkpoint.save(tmp_path, *net(), 5, 1)
-    whole, draw = path.read_bytes(), random.Random(0)
-    for _ in range(50):
-        bit = draw.randrange(8 * len(whole))
-        contents = bytearray(whole)
-        contents[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(contents)
-        with pytest.raises(CheckpointError):
-            checkpoint.read(path)
-
-
 @pytest.mark.parametrize("length", [0, 10, 100, -1])
 def test_a_truncated_file_is_noticed_and_the_one_before_it_is_named(length, tmp_path):
     checkpoint.save(tmp_path, *net(), 5, 1)
@@ -274,8 +263,6 @@ def test_a_checkpoint_is_read_with_its_size_in_memory(tmp_path):
     nbytes = 200_000_000
     arrays = [("a", np.ones(nbytes // 4, np.float32)), ("b", np.ones(3, np.float64))]
     path = checkpoint._write(tmp_path, 1, 1, {}, arrays, None)
-    command = [sys.executable, "-c", MEMORY, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    used, count = map(int, done.stdout.split())
+    used, count = map(int, python(MEMORY, path).stdout.split())
     assert count == 2
     assert used < 1.3 * nbytes

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
-from command_line import dlguide, left_by
+from command_line import dlguide, left_by, python
 from lanes import long
 
 from dlguide.collectives.elastic import Committed, two_copies
@@ -167,21 +165,6 @@ def test_what_cannot_go_on_is_said_with_the_rank_that_was_lost(what, words, tmp_
     assert "rank 1 ended before the work was done" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--min-ranks", 1), "`min_ranks` must be given with `--elastic` only, got 1."),
-        (("--elastic", "--min-ranks", 3), "`min_ranks` must be at most the 2 ranks, got 3."),
-        (("--elastic", "--transparent"), "`elastic` must not be given with `--transparent`"),
-    ],
-)
-def test_wrong_options_are_refused_before_a_rank_starts(words, said, tmp_path):
-    (tmp_path / "script.py").write_text("")
-    done = dlguide("run", *words, tmp_path / "script.py")
-    assert done.returncode != 0
-    assert said in done.stderr
-
-
 @pytest.fixture
 def copies():
     with two_copies() as files:
@@ -196,7 +179,7 @@ def test_the_newest_state_is_read_by_every_process_that_knows_its_place(copies):
         assert held.number == number
         assert Committed(copies).newest() == (number, state)
     program = f"from dlguide.collectives.elastic import Committed as C; print(C({copies}).newest())"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = python(program, fails=True)
     assert done.stdout == "(3, b'')\n", done.stderr
 
 

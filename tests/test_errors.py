@@ -260,21 +260,20 @@ def test_supervise_returns_at_the_first_thing_that_is_past_mending(tmp_path):
 STALL = "stall_inspector.cc:107] One or more tensors ...\nMissing ranks:\n0: [a]\n"
 
 
+def note_states(folder, *phases):
+    """Write the states of ranks that have been in these phases for a while; give the time."""
+    began = time.monotonic()
+    for number, phase in enumerate(phases):
+        state = {"request": 1, "phase": phase, "since": began, "beat": began, "spent_s": 9.0}
+        text = json.dumps({**state, "call": "", "place": ""})
+        (folder / f"state-rank{number}.json").write_text(text)
+    return began
+
+
 def test_stall_of_an_earlier_run_is_no_deadlock_of_this_one(tmp_path):
     good = {"phase": "returned", "value": 1}
-    began = time.monotonic()
-    at_work = {
-        "request": 1,
-        "phase": "running",
-        "since": began,
-        "beat": began,
-        "call": "",
-        "place": "",
-    }
     rank.log_path(tmp_path, 0).write_text(STALL)
-    for number, phase in ((0, "returned"), (1, "running")):
-        state = json.dumps({**at_work, "phase": phase, "spent_s": 9.0})
-        (tmp_path / f"state-rank{number}.json").write_text(state)
+    began = note_states(tmp_path, "returned", "running")
 
     def answers(out):
         # the other rank answers after the ranks have been judged a few times
@@ -286,23 +285,12 @@ def test_stall_of_an_earlier_run_is_no_deadlock_of_this_one(tmp_path):
 
 def test_ranks_that_have_all_returned_wait_for_nobody(tmp_path):
     good = {"phase": "returned", "value": 1}
-    began = time.monotonic()
-    state = {
-        "request": 1,
-        "phase": "returned",
-        "since": began,
-        "beat": began,
-        "call": "",
-        "place": "",
-    }
-    for number in range(2):
-        (tmp_path / f"state-rank{number}.json").write_text(json.dumps({**state, "spent_s": 9.0}))
+    began = note_states(tmp_path, "returned", "returned")
 
     def answers(out):
         rank.log_path(tmp_path, 0).write_text(STALL)  # the warning of a moment ago
         if time.monotonic() - began > 1:
             out.update({0: good, 1: good})
 
-    outcomes, error = supervision.supervise(tmp_path, 2, {0: 1, 1: 1}, Pids(), answers)
-    assert error is None
-    assert outcomes == {0: good, 1: good}
+    result = supervision.supervise(tmp_path, 2, {0: 1, 1: 1}, Pids(), answers)
+    assert result == ({0: good, 1: good}, None)

@@ -97,24 +97,6 @@ def test_mixed_nets_compute_in_half_and_keep_weights_and_logits_in_float32(half,
     assert np.abs(logits.numpy() - exact).max() <= 0.05 * np.abs(exact).max()
 
 
-def mean_loss_gradient(model, images):
-    import tensorflow as tf
-
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean(tf.reduce_sum(model(images, training=True) ** 2, axis=1))
-    gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
-    return np.concatenate([gradient.numpy().ravel() for gradient in gradients])
-
-
-@pytest.mark.parametrize("name", models.names("digits"))
-def test_the_mean_over_halves_is_the_whole_except_with_batch_normalisation(name, keras):
-    model = models.build(name, dropout=0, dtype="float64")
-    whole = mean_loss_gradient(model, IMAGES)
-    halves = (mean_loss_gradient(model, IMAGES[:3]) + mean_loss_gradient(model, IMAGES[3:])) / 2
-    distance = np.abs(halves - whole).max() / np.abs(whole).max()
-    assert distance > 1e-3 if name == "mnist_cnn_bn" else distance < 1e-12
-
-
 def trained_logits(**arguments):
     return models.build("mnist_cnn", **arguments)(IMAGES, training=True).numpy()
 
@@ -126,12 +108,6 @@ def test_dropout_is_seeded_apart_from_the_weights(keras):
     assert not np.array_equal(trained_logits(dropout=0.5, dropout_seed=1), first)
     weights = [digest(models.build("mnist_cnn", dropout_seed=seed)) for seed in (0, 1)]
     assert weights[0] == weights[1]
-
-
-def test_dropout_draws_anew_in_each_step(keras):
-    model = models.build("mnist_cnn", dropout=0.5)
-    assert not np.array_equal(model(IMAGES, training=True), model(IMAGES, training=True))
-    assert np.array_equal(model(IMAGES), model(IMAGES))
 
 
 @pytest.mark.parametrize(

@@ -131,17 +131,3 @@ def test_what_two_layers_need_is_kept_once_and_freed_going_backward(keras):
     calls = record(keras.Sequential([keras.Input((10,)), *layers]))
     # at the normalisation: images, its input, two gradients, two temporaries; its output is free
     assert backward_peak(calls) == 40 + 5 * 4000
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (("mlp", 0), "`batch` must be a whole number of at least 1, got 0"),
-        (("mlp", 1, "adm"), "`optimizer` must be one of .*Did you mean adam"),
-        (("mlp", 1, "adam", "bfloat16"), "`precision` must be one of float32, float64, mixed_"),
-        ((0, 1), "`net` must be a whole number of at least 1, got 0"),
-    ],
-)
-def test_what_has_no_memory_is_refused(arguments, text):
-    with pytest.raises(ValueError, match=text):
-        models.memory(*arguments)

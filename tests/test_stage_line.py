@@ -77,9 +77,3 @@ def test_cache_is_named_where_it_fits_into_half_of_the_memory():
     assert found["cache after decode"] == pytest.approx(1.0)
     assert "cache after decode" not in remedies_of(stages, 8, samples=10, memory_nbytes=1999)
     assert not any("cache" in what for what in remedies_of(stages, 8))
-
-
-@pytest.mark.parametrize(("stages", "cores"), [((), 2), (line(1.0), 0), (line(1.0), float("nan"))])
-def test_nothing_to_predict_is_refused(stages, cores):
-    with pytest.raises(ValueError, match=r"`(stages|cores)` must"):
-        seconds_per_sample(stages, cores)
