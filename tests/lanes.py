@@ -48,7 +48,6 @@ def long(*values: Any) -> list[Any]:
 
 
 RANKS = [2, *long(3, 1, 4)]
-UNEVEN = [2, 3, *long(1, 4)]  # where a third rank takes another path
 TRAINED = [2, *long(1, 3)]
 
 

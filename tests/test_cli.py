@@ -179,12 +179,3 @@ def test_an_interrupt_while_modules_are_loaded_ends_in_one_line(module):
     words = [sys.executable, "-c", INTERRUPTED, module]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\nInterrupted.\n")
-
-
-def test_a_definition_that_cannot_be_written_is_named(dlguide):
-    status, text = dlguide("batch", "train.py", "--definition", "image.def")
-    assert "`definition` must be given with `--container` only, got 'image.def'" in text
-    words = ["batch", "train.py", "--container", "i.sif", "--definition", "/dev/null/image.def"]
-    status, text = dlguide(*words)
-    assert status == 1
-    assert "`definition` must be a folder this process can write to" in text

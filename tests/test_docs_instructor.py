@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import platform
@@ -17,6 +16,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from command_line import python
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -57,21 +57,6 @@ def test_every_command_of_ours_exists_with_its_options():
     assert {"doctor", "notebooks", "progress", "cleanup", "lab", "batch"} <= found
 
 
-def test_every_target_of_make_exists():
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M)
-    asked = []
-    for line in commands():
-        words = line.split()
-        if words and words[0] == "make":
-            asked += [
-                word
-                for before, word in itertools.pairwise(words)
-                if "=" not in word and not word.startswith("-") and before != "-C"
-            ]
-    assert set(asked) <= set(targets)
-    assert {"setup", "wheelhouse", "slides", "pytorch", "lab"} <= set(asked)
-
-
 # --- one environment for all -------------------------------------------------------------------
 
 
@@ -80,9 +65,7 @@ def test_copy_of_a_notebook_finds_package_and_data(tmp_path):
     shutil.copytree(ROOT / "notebooks", copy)
     code = "import dlguide; print(len(dlguide.data.datasets.load('mnist').train_labels))"
     env = {name: text for name, text in os.environ.items() if name != "DLGUIDE_DATA"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=copy, env=env, capture_output=True, text=True, timeout=60
-    )
+    done = python(code, timeout_s=60, cwd=copy, env=env, fails=True)
     assert done.stdout == "60000\n", done.stderr
 
 
