@@ -12,7 +12,6 @@ import pytest
 from made_up_limits import LIMITS
 from typer.testing import CliRunner
 
-from dlcourse import pictures
 from dlcourse.bench import io
 from dlcourse.bench.io import ACCESS, COLUMNS, PLAIN, ReadingComparison, ReadingSpeed
 from dlguide.cli import add_commands
@@ -136,16 +135,6 @@ def test_forgetting_changes_no_byte_and_frees_what_the_file_system_can(tmp_path)
 # --- figure and command ------------------------------------------------------------------------
 
 
-def test_figure_has_the_speeds_of_each_pattern_and_state(found):
-    drawn = pictures.reading_speeds(found.speeds)
-    titles = [axes.get_title() for axes in drawn.axes]
-    assert titles == ["sequential, cold", "random, cold", "sequential, warm", "random, warm"]
-    one = found.speed("lmdb", "random", True)
-    speeds = [points.lines[0].get_xdata()[0] for points in drawn.axes[1].containers]
-    assert one.bytes_per_s / 1e6 in speeds
-    assert f"lmdb random cold, checked: {one.bytes_per_s / 1e6:.3g}" in drawn._repr_html_()
-
-
 def test_command_prints_the_table_and_leaves_only_its_record(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "load", lambda: LIMITS)
     words = ["bench", "io", "--samples", "20", "--image-bytes", "900", "--repeats", "1"]
@@ -154,10 +143,3 @@ def test_command_prints_the_table_and_leaves_only_its_record(tmp_path, monkeypat
     for kind in (*formats.KINDS, PLAIN):
         assert done.output.count(f" {kind} ") >= 4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["io.json", "io.png"]
-
-
-def test_command_refuses_an_impossible_count_before_it_writes(tmp_path):
-    words = ["bench", "io", "--samples", "0", "--output", str(tmp_path / "x")]
-    done = CliRunner().invoke(app, words)
-    assert "must be a whole number of at least 1, got 0." in str(done.exception)
-    assert not (tmp_path / "x").exists()

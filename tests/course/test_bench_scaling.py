@@ -104,20 +104,3 @@ def test_rows_have_the_mode_s_batches_and_fit_together(mode, option, counts, tmp
         assert row["alone_batch"] == 16
         for part in ("alone", "together", "step"):
             assert len(row[part]["seconds"]) == 6  # two rounds of three
-
-
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ({"ranks": (1, 4096)}, "`ranks` must be at most the .* cores"),
-        ({"global_batch": 101}, "`global_batch` must be divisible by 1, 2, got 101"),
-        (
-            {"global_batch": 8, "batch_per_rank": 4},
-            "`global_batch` must be None with .*one of the two",
-        ),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_before_ranks_start(asked, words, monkeypatch):
-    monkeypatch.setattr(scaling, "Cluster", None)
-    with pytest.raises(ValueError, match=words):
-        scaling.measure(**asked)

@@ -1,7 +1,5 @@
 """Attention over positions on several ranks is attention over the whole sequence."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from lanes import RANKS, long
@@ -100,16 +98,3 @@ def test_zigzag_gives_all_ranks_the_same_work(ranks, last):
     assert np.ptp(zigzag, axis=0).max() == 0
     held = [context.positions(960, ranks, rank) for rank in range(ranks)]
     assert sorted(np.concatenate(held)) == list(range(960))
-
-
-@pytest.mark.parametrize(
-    ("attend", "heads", "groups", "own", "text"),
-    [
-        (context.ulysses_attention, 4, 4, 6, "`heads` must be a multiple of the 3 ranks, got 4."),
-        (context.ring_attention, 6, 4, 6, "`heads of the keys` must divide the 6 heads"),
-        (context.ring_attention, 6, 6, 5, "`length` must be a multiple of 2 x 3 ranks, got 15."),
-    ],
-)
-def test_what_does_not_divide_is_refused(attend, heads, groups, own, text):
-    with pytest.raises(ValueError, match=text):
-        attend(*(np.ones((1, n, own, 2)) for n in (heads, groups, groups)), SimpleNamespace(size=3))

@@ -399,15 +399,3 @@ def test_line_of_an_error_is_the_learners_not_that_of_a_library():
 def test_misspelt_question_is_named():
     with pytest.raises(engine.WrongAnswer, match="no question 'frist': the questions are 'first'"):
         TABLE["99-3"].judge({"frist": "A", "second": "C"})
-
-
-def test_slow_answer_is_timed_in_fewer_turns(monkeypatch):
-    monkeypatch.setattr(engine, "TIMED_S", 0.05)
-    calls = []
-
-    def slow():
-        time.sleep(0.04)
-        calls.append(1)
-
-    assert 0 <= engine.share_of(lambda: None, slow, turns=50, warmup=1) < 1
-    assert 2 <= len(calls) < 5

@@ -86,23 +86,6 @@ def test_events_messages_and_seconds_are_those_of_the_file(tmp_path):
         assert recorded.seconds()[getattr(timeline, part)] == pytest.approx(2e-6 * expected), part
 
 
-def test_messages_that_run_at_the_same_time_stay_apart(tmp_path):
-    """On GPUs the next message begins before the one before has ended."""
-    records = [*HEAD, named(1, "a"), named(2, "b")]
-    records += [begin(1, "ALLREDUCE", 10), begin(1, "NCCL_ALLREDUCE", 11)]
-    records += [begin(2, "ALLREDUCE", 12), begin(2, "NCCL_ALLREDUCE", 13)]
-    records += [end(1, 20), end(1, 21), end(2, 30), end(2, 31)]
-    recorded = timeline.read(written(tmp_path, records))
-    assert [message.tensors for message in recorded.messages] == [("a",), ("b",)]
-    assert recorded.seconds()[timeline.EXCHANGE] == pytest.approx(19e-6)
-    for _ in range(2):  # in one microsecond
-        for pid in (1, 2):
-            records += [begin(pid, name, 100) for name in ("ALLREDUCE", "MPI_ALLREDUCE")]
-            records += [end(pid, 100), end(pid, 100)]
-    messages = timeline.read(written(tmp_path, records)).messages
-    assert [message.tensors for message in messages] == [("a",), ("b",)] * 3
-
-
 def test_compute_is_what_is_left_of_the_steps(tmp_path):
     recorded = timeline.read(written(tmp_path, two_rounds()))
     # under way from 1000 to 1801 and from 1801 to 2601, then from 5000 to 6601
@@ -221,26 +204,3 @@ def test_a_real_run_shows_every_gradient_and_what_was_fused(tmp_path, environmen
         # with both settings Horovod cannot start again without the timeline, and says so
         assert rank["left_on"] == bool(environment)
         assert ("crashes when it starts a second time" in rank["again"]) == bool(environment)
-
-
-def refuse_a_second_start():
-    import mpi4py.MPI  # noqa: F401  Horovod then does not own MPI
-    import numpy as np
-
-    import dlguide.horovod as hvd
-
-    hvd.init()
-    try:
-        with hvd.record_timeline("never.json"):
-            text = "nothing"
-    except RuntimeError as error:
-        text = str(error)
-    return text, np.asarray(hvd.allreduce(np.ones(1), name="still", op=hvd.Sum)).tolist()
-
-
-def test_a_start_that_would_crash_is_refused_on_all_ranks_and_horovod_runs_on(tmp_path):
-    both = {"HOROVOD_FUSION_THRESHOLD": "1000", "HOROVOD_CYCLE_TIME": "1"}
-    for text, total in on_ranks(2, refuse_a_second_start, tmp_path, 60, both):
-        assert total == [2.0]
-        assert text.startswith("Horovod cannot start again: HOROVOD_CYCLE_TIME and HOROVOD_FUSION")
-        assert "Start new ranks" in text

@@ -16,7 +16,6 @@ def staged_rings():
     import numpy as np
     from mpi4py import MPI
 
-    from dlcourse import kvstore
     from dlguide import collectives
 
     comm, found = MPI.COMM_WORLD, {}
@@ -45,15 +44,3 @@ def staged_rings():
 @pytest.mark.parametrize("ranks", RANKS)
 def test_copies_change_no_sum_and_are_counted(ranks, tmp_path):
     assert on_ranks(ranks, staged_rings, tmp_path) == [[]] * ranks
-
-
-def test_prediction_adds_the_copies_of_both_sides():
-    nbytes, speed = 8e6, 4e9
-    for way, copies in (("direct", 0), ("pinned", 1), ("pageable", 2)):
-        # 4 ranks: 6 messages of 2e6 bytes go out, as many come in, each copied so many times
-        expected = 0.25 + copies * (6 * 2e6 + 6 * 2e6) / speed
-        assert kvstore.ring_seconds(nbytes, 4, 0.25, speed, way, speed) == pytest.approx(expected)
-    # the second copy does not cross the bus
-    found = kvstore.ring_seconds(nbytes, 4, 0.25, speed, "pageable", 2 * speed)
-    assert found == pytest.approx(0.25 + 12 * 2e6 / speed * 1.5)
-    assert kvstore.ring_seconds(nbytes, 1, 0.25, speed, "pageable", speed) == 0.25

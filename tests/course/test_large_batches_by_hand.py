@@ -5,7 +5,6 @@ Tests dlcourse.large_batches: also the rates of a recipe, and the interval of a 
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import numpy as np
@@ -133,30 +132,6 @@ def test_gradual_warmup_starts_at_the_base_rate_and_linear_decay_fills_what_is_l
     assert len(found) == 900
     assert found[:50] == pytest.approx(0.05 + 1.55 * np.arange(50) / 50)
     assert found[50:] == pytest.approx(1.6 * (1 - np.arange(850) / 850))
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            {"samples": 100, "batch_per_worker": 32, "virtual_workers": 4},
-            "`batch_per_worker` must give a global batch of at most the 100 samples",
-        ),
-        ({"decay": "cosin"}, "Did you mean cosine?"),
-    ],
-)
-def test_an_impossible_config_is_refused_when_it_is_made(changes, words):
-    with pytest.raises(ValueError, match=words):
-        large_batches.ExperimentConfig(**changes)
-
-
-def test_the_interval_is_students_t():
-    # two-sided 95 % quantiles, printed in any table of Student's t; degrees of freedom 1, 2, 4, 9
-    for values, quantile in ((2, 12.706), (3, 4.303), (5, 2.776), (10, 2.262)):
-        spread = np.linspace(-1, 1, values)
-        spread /= np.std(spread, ddof=1) / math.sqrt(values)  # a standard error of 1
-        interval = large_batches.confidence_interval(spread + 5)
-        assert interval == pytest.approx((5 - quantile, 5 + quantile), abs=1e-3)
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 7])

@@ -94,17 +94,3 @@ def test_mpichs_line_really_starts_the_ranks():
     )
     assert ran.stdout.count("a,b") == 2, ran.stderr
     assert all(f"[{rank}] " in ran.stdout for rank in (0, 1))
-
-
-@pytest.mark.parametrize(
-    ("line", "must"),
-    [
-        ("ls -l", r"`command` must have a launcher, .* got 'ls -l'"),
-        ("mpirun -np 2 -mcca a b x", r"got 'mcca'\. Did you mean mca\?"),
-        ("mpiexec -np two x", r"have a count after -np, got 'two'"),
-        ("mpiexec -np 2 'x", r"close each quotation mark"),
-    ],
-)
-def test_mistyped_line_is_named(line, must):
-    with pytest.raises(ValueError, match=must):
-        launch_lines.explain(line)

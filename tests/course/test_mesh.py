@@ -1,7 +1,5 @@
 """Tensors with named dimensions on a grid of ranks: slices, and products as in serial."""
 
-import re
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -33,23 +31,6 @@ def test_each_rank_holds_its_slice_and_the_slices_cover_the_tensor(mesh, rules, 
         times[layout.slices(tensor, rank)] += 1
         assert times[layout.slices(tensor, rank)].shape == layout.part_shape(tensor)
     assert times.min() == times.max() >= 1
-
-
-@pytest.mark.parametrize(
-    ("operations", "mesh", "rules", "text"),
-    [
-        (PRODUCT, "rows:2, cols:2", "batch:rows, hidden:rows",
-         '`rules` must divide one dimension of "batch in, in hidden -> batch hidden" along rows at '
-         "most, got 'batch and hidden'."),
-        # each tensor alone could be laid out, the sum of their product could not
-        ("in, hidden ->", "rows:2", "in:rows, hidden:rows", "got 'in and hidden'."),
-        ("in", "rows:3", "in:rows",
-         "must divide in into 3 equal parts along rows, got 'in of size 4'."),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_laid_out_is_refused(operations, mesh, rules, text):
-    with pytest.raises(ValueError, match=re.escape(text)):
-        MeshLayout(operations, SIZES, mesh, rules)
 
 
 ALONG = st.sampled_from(["rows", "cols", None])

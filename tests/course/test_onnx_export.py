@@ -86,8 +86,3 @@ def test_normalisation_becomes_part_of_the_convolution():
     kinds = {node.op_type for node in int8.graph(net).graph.node}
     assert kinds == {"Transpose", "Conv", "Flatten", "Identity"}
     assert_equal(net)
-
-
-def test_unknown_layer_is_named():
-    with pytest.raises(ValueError, match=r"`model` must have layers .*\('odd'\)"):
-        int8.graph(functional(LAYERS.UpSampling2D(name="odd")(SIDE)))

@@ -44,23 +44,6 @@ def test_first_and_others_add_up_to_all_steps(batches, first_s, others_s, images
     assert start.after(1) == pytest.approx(images / first_s)
 
 
-def test_logs_count_the_batches_of_an_epoch_of_imagenet():
-    for row in [*LOGS, *published.load("batch_log_p100")]:
-        assert row["batches_per_epoch"] == -(
-            -1_281_167 // (row["workers"] * row["batch_per_worker"])
-        )
-
-
-def test_speed_ups_of_the_text_follow_from_the_tables():
-    rates = {
-        (one["framework"], one["workers"]): one["images_per_s"]
-        for one in published.load("throughput")
-        if one["study"] == "thesis" and one["batch_per_worker"] == 128
-    }
-    for name, printed in ((HOROVOD, 29.4), (PYTORCH, 27.5)):
-        assert round(rates[name, 32] / rates[name, 1], 1) == printed
-
-
 def test_without_the_first_batch_the_lead_vanishes():
     found = {(row["framework"], row["workers"]): published_start(row) for row in LOGS}
     assert round(found[PYTORCH, 32].images_per_s) == 6688

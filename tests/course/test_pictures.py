@@ -14,7 +14,6 @@ from sklearn.metrics import roc_auc_score
 
 from dlcourse import (
     gpu_topology,
-    large_batches,
     number_formats,
     onednn,
     pictures,
@@ -38,10 +37,6 @@ RANDOM = np.random.default_rng(0)
 
 def texts(axes):
     return [text.get_text() for text in axes.texts if text.get_text()]
-
-
-def rows_of(axes):
-    return [label.get_text() for label in axes.get_yticklabels()]
 
 
 # --- every picture --------------------------------------------------------------------------------
@@ -106,7 +101,6 @@ CURVE = {0: [0.1, 0.5], 8: [0.1, 0.2]}
 CLIPS = RANDOM.integers(0, 256, (2, 6, 16, 16, 3)).astype(np.uint8)
 FILMS = {"truth": CLIPS, "repeat": CLIPS[:, ::-1]}
 ONE = [("Edema", 0.9, 0.85, 0.93), ("Mass", 0.6, 0.5, 0.7), ("mean", 0.75, 0.7, 0.8)]
-OTHER = [("Mass", 0.8, 0.75, 0.84), ("Edema", 0.7, 0.6, 0.78), ("mean", 0.75, 0.72, 0.78)]
 JUDGED = RANDOM.random(80) < 0.4, RANDOM.random(80)
 HELD = {
     "a": [HeldOutPrediction(16, 110, 90, 130, 100), HeldOutPrediction(32, 150, 140, 160, 200)],
@@ -206,15 +200,6 @@ def test_picture_is_drawn_and_described_in_words(name):
 # --- the data is on the axes ----------------------------------------------------------------------
 
 
-def test_recipes_show_every_seed_and_the_interval_of_their_difference():
-    longer = {"baseline": (0.95, 0.96, 0.94), "naive": (0.91, 0.93, 0.90)}
-    seeds, differences = pictures.recipes(longer, {"naive": 0.92}, "baseline").axes
-    assert sorted(seeds.lines[0].get_xdata()) == pytest.approx([94, 95, 96])
-    (bar,) = [each for each in differences.collections if each.get_segments()]
-    (left, _), (right, _) = bar.get_segments()[0]
-    assert (left, right) == pytest.approx(large_batches.confidence_interval([-4, -3, -4]))
-
-
 def test_symptoms_count_the_ranks_that_took_each_sample():
     assert pictures.ranks_per_sample(RANKS).tolist() == [1, 1, 3, 1, 0, 0, 0]
 
@@ -240,17 +225,6 @@ def test_overlap_draws_intervals_in_milliseconds_and_a_wait_at_the_end_as_expose
     assert np.allclose(boxes(axes, 0, hatched=True), [(1, 4)])
 
 
-def test_search_scores_place_every_trial_at_its_parameter_and_score():
-    for axes, name in zip(
-        pictures.search_scores(FOUND.trials, FOUND.best(), "error").axes, SPACE, strict=True
-    ):
-        rungs = [line for line in axes.lines if "epoch" in line.get_label()]
-        for line, epochs in zip(rungs, (1, 3, 9, 27), strict=True):
-            trials = [one for one in FOUND.trials if one.epochs == epochs and not one.failed]
-            assert list(line.get_xdata()) == [one.parameters[name] for one in trials]
-            assert list(line.get_ydata()) == [one.score for one in trials]
-
-
 def test_gradients_are_counted_once_each():
     values = {"some": np.array([0.0, 2.0**-30, 2.0**-30, -(2.0**-4), 2.0**-10])}
     axes = pictures.gradient_sizes(values, FORMATS[1:], scale=2.0**8).axes[0]
@@ -268,42 +242,12 @@ def test_published_efficiencies_of_ibm_are_drawn_again():
     assert list(line.get_ydata()) == pytest.approx([row["efficiency"] for row in rows], abs=0.006)
 
 
-def test_shade_of_densities_is_the_share_of_the_points_and_lies_where_they_do():
-    points = np.concatenate([np.tile([[1.53, -0.53]], (30, 1)), np.tile([[-2.0, 2.0]], (10, 1))])
-    (image,) = pictures.densities({"two places": points}, Ring().density).axes[0].images
-    shares = np.asarray(image.get_array())
-    row, column = np.unravel_index(shares.argmax(), shares.shape)
-    left, right, bottom, top = image.get_extent()
-    x = left + (column + 0.5) * (right - left) / shares.shape[1]
-    y = bottom + (row + 0.5) * (top - bottom) / shares.shape[0]
-    assert (x, y) == (pytest.approx(1.53, abs=0.05), pytest.approx(-0.53, abs=0.05))
-    assert shares[:, : shares.shape[1] // 2].sum() == pytest.approx(0.25)
-
-
-def test_intervals_of_two_nets_are_drawn_at_their_findings_whatever_the_order():
-    axes = pictures.area_gains({"one": ONE, "other": OTHER}).axes[0]
-    lines = axes.containers[1].lines[2][0].get_segments()
-    ends = [(line[0][0], line[1][0]) for line in sorted(lines, key=lambda line: line[0][1])]
-    found = dict(zip(rows_of(axes), ends, strict=True))
-    assert found["Mass"] == pytest.approx((0.75, 0.84))
-    assert found["Edema"] == pytest.approx((0.6, 0.78))
-
-
 def test_area_under_the_drawn_curve_is_that_of_scikit_learn():
     labels, scores = JUDGED
     axes = pictures.roc_curves({"one": JUDGED, "other": (labels, -scores)}).axes[0]
     area = roc_auc_score(labels, scores)
     legend = [text.get_text() for text in axes.get_legend().get_texts()]
     assert legend == [f"one: area {area:.3f}", f"other: area {1 - area:.3f}"]
-
-
-def test_predicted_errors_show_predicted_over_measured_and_the_interval():
-    axes = pictures.predicted_errors(HELD).axes[0]
-    assert rows_of(axes) == ["a", "b"]
-    marks = [line for line in axes.lines if len(line.get_xdata()) == 1]
-    assert [line.get_xdata()[0] for line in marks] == pytest.approx([1.1, 0.75, 1.0])
-    intervals = [tuple(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 2]
-    assert intervals[:3] == [(0.9, 1.3), (0.7, 0.8), (0.98, 1.02)]
 
 
 def cells(figure):

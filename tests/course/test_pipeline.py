@@ -5,7 +5,6 @@ Tests dlcourse.parallel.pipeline and dlcourse.parallel.pipeline_schedule.
 
 import itertools
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -13,8 +12,7 @@ from hypothesis import strategies as st
 from lanes import RANKS, long
 from on_ranks import on_ranks
 
-from dlcourse.parallel import pipeline, pipeline_schedule, tensor
-from dlcourse.parallel.pipeline import PipelineStep
+from dlcourse.parallel import pipeline, pipeline_schedule
 from dlcourse.waiting_ranks import deep_mlp
 
 
@@ -210,20 +208,6 @@ def test_stages_on_ranks_equal_the_whole_net(tmp_path, ranks):
         assert case["sent"] == case["bytes"], name
 
 
-def test_what_cannot_be_is_refused():
-    import keras
-
-    tiny = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2), keras.layers.Dense(2)])
-    with pytest.raises(ValueError, match="`stages` must be at most 2, the pieces"):
-        pipeline.balance(tiny, 3)
-    must = "`microbatches` must be a multiple of the 3 stages, got 4. The nearest: 3."
-    with pytest.raises(ValueError, match=must):
-        pipeline_schedule.order("interleaved", 0, 3, 4, 2)
-    must = "`images` must divide into 4 equal microbatches, got 10. The nearest number: 5."
-    with pytest.raises(ValueError, match=must):
-        pipeline.PipelineParallel._cut_batch(SimpleNamespace(microbatches=4, uneven=False), 10)
-
-
 def clocks_that_differ():
     from time import perf_counter
 
@@ -241,30 +225,6 @@ def test_clock_offset_finds_how_far_each_clock_is_off(tmp_path, ranks):
     offsets = on_ranks(ranks, clocks_that_differ, tmp_path, timeout_s=30)
     # the shortest of many exchanges; a second would be a thousand times the usual one
     assert offsets == pytest.approx([-100.0 * rank for rank in range(ranks)], abs=1.0)
-
-
-@given(count=st.integers(0, 50), ranks=st.integers(1, 9))
-def test_shares_cover_everything_and_differ_by_one_at_most(count, ranks):
-    if count < ranks:
-        with pytest.raises(ValueError, match=f"`units` must be at least the {ranks} ranks"):
-            tensor.part_of(count, ranks, 0, "units")
-        return
-    shares = [range(count)[tensor.part_of(count, ranks, rank, "units")] for rank in range(ranks)]
-    assert [place for share in shares for place in share] == list(range(count))
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
-
-
-def test_measured_steps_are_summed_up_by_medians():
-    def step(scale, gap):
-        cells = pipeline_schedule.predict(
-            "1f1b", 2, 3, (scale, 2 * scale), (3 * scale, 4 * scale), gap
-        )
-        return PipelineStep(0.0, cells, (2, 1), (0, 0))
-
-    steps = [step(1.0, 0.0), step(1.0, 9.0), step(2.0, 1.0)]
-    times = pipeline.cell_seconds(steps)
-    assert times == {"forward": [1.0, 2.0], "backward": [3.0, 4.0]}
-    assert pipeline.median_step(steps) is steps[2]
 
 
 def test_deep_mlp_falls_into_two_stages_of_nearly_equal_work():

@@ -77,23 +77,6 @@ def test_bubbles_and_held_microbatches_are_those_of_the_formulas(schedule):
     assert held == [most / chunks for most in pipeline_schedule.in_flight(cells)]
 
 
-@pytest.mark.parametrize(
-    ("forward", "backward", "weights"), [(1.0, 2.0, 1.0), (1.0, 2.0, 0.5), (2.0, 3.0, 1.0)]
-)
-def test_zero_bubble_waits_less_than_1f1b_in_as_much_memory(forward, backward, weights):
-    times = {"forward_s": forward, "backward_s": backward}
-    usual = pipeline_schedule.predict("1f1b", 4, 8, **times)
-    split = pipeline_schedule.predict("zb-h1", 4, 8, **times, weights_s=weights)
-    assert pipeline_schedule.idle_share(split) < pipeline_schedule.idle_share(usual)
-    assert max(pipeline_schedule.in_flight(split)) == max(pipeline_schedule.in_flight(usual)) == 4
-    least = pipeline_schedule.bubble(4, 8, "zb-h1", 1, forward, backward, weights)
-    assert pipeline_schedule.idle_share(split) >= least - 1e-9
-    work = 8 * (forward + backward)
-    assert least == pytest.approx(
-        3 * (forward + backward - 2 * weights) / (work + 3 * (forward + backward - 2 * weights))
-    )
-
-
 def test_the_orders_of_the_papers_figures():
     """Narayanan et al. 2021, figure 4 (below), device 1; Qi et al. 2023, figure 3, device 4."""
     row = pipeline_schedule.order("interleaved", 0, 4, 8, 2)

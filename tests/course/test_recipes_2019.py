@@ -46,16 +46,6 @@ def test_threads_are_placed_as_intels_runtime_placed_them(name, value, count, ma
     assert [list(cpus) for cpus in came] == expected
 
 
-def test_mistyped_recipe_is_named():
-    with pytest.raises(ValueError, match=r"got 'compakt'\. Did you mean compact\?"):
-        parse_kmp("granularity=fine,compakt,1,0")
-
-
-def test_cpus_that_the_machine_does_not_have_are_named():
-    with pytest.raises(ValueError, match=r"name CPUs of the machine, which has 0-7, got \(6, 8\)"):
-        recipes_2019.explain("compact", MACHINES["2x4"], MLSL_SERVER_AFFINITY="6,8")
-
-
 @pytest.mark.parametrize("numbering", ["blocks", "turns"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_guides_recipe_fills_the_node_and_its_communication_cores_lie_wrong(count, numbering):

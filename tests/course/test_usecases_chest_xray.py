@@ -11,7 +11,6 @@ from on_ranks import on_ranks
 from dlcourse import NOTEBOOKS
 from dlcourse.usecases import chest_xray
 from dlcourse.usecases.chest_xray import model, phantoms
-from dlcourse.usecases.chest_xray.train import tuning_schedule
 from dlguide import commands
 from dlguide.training import checkpoint
 from dlguide.training.checkpoint import CheckpointError
@@ -115,23 +114,6 @@ def test_all_epochs_of_the_pretraining_are_kept_with_their_rates(alone):
     assert rates[0] == pytest.approx(10 * rates[1])
     assert outcome.origin.epoch == 1
     assert outcome.start_rate == pytest.approx(rates[0])
-
-
-def test_rate_grows_with_the_global_batch_and_begins_at_the_checkpoints(packed, alone):
-    outcome, folder = alone
-    weights = chest_xray.choose_checkpoint(folder / "pretraining")
-    larger = chest_xray.train(
-        packed, 1, parallel=False, weights=weights, **SMALL | {"batch_per_rank": 24}
-    )
-    assert larger.pretraining is None
-    assert larger.start_rate == pytest.approx(outcome.start_rate)
-    # linear decay behind the warmup: at the end of epoch 1 of 2 a third of it is over
-    highest = 2 * outcome.start_rate
-    schedule = tuning_schedule(highest, 2, outcome.start_rate)
-    assert larger.tuning.learning_rate == pytest.approx(highest, rel=0.05)
-    steps = larger.tuning.steps_per_epoch
-    expected = highest * (1 - (steps - 1 - round(0.5 * steps)) / (2 * steps - round(0.5 * steps)))
-    assert chest_xray.end_rates(schedule, steps)[0] == pytest.approx(expected, rel=0.05)
 
 
 @pytest.mark.long

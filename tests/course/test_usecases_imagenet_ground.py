@@ -97,14 +97,6 @@ def test_branched_training_is_bitwise_the_one_that_never_stopped(tmp_path, capsy
     assert train(4, ended, tmp_path / "end").weights_digest != at_once.weights_digest
 
 
-def test_branch_refuses_what_it_cannot_continue(tmp_path):
-    train(1, schedules.CollapsedDecay(*[schedules.Constant(0.01, 1)] * 2, 1), tmp_path / "old")
-    with pytest.raises(ValueError, match="`changes` must name settings that the training had"):
-        checkpoint.branch(tmp_path / "old", tmp_path / "new", {"shedule": 1})
-    with pytest.raises(ValueError, match="`folder` must hold no checkpoints"):
-        checkpoint.branch(tmp_path / "old", tmp_path / "old", {})
-
-
 def test_top_k_counts_labels_among_the_k_largest_logits():
     model, one = models.build("resnet8", seed=3, image=8, classes=6), data()
     logits = np.asarray(model(one.test_images, training=False))

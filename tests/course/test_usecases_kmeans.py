@@ -30,7 +30,7 @@ def trained(where, steps, clusters):
     import numpy as np
     from mpi4py import MPI
 
-    from dlcourse.usecases import kmeans, photographs
+    from dlcourse.usecases import photographs
 
     given = np.load(os.path.join(where, "data.npz"))
     out = {"clusters": []}
@@ -142,66 +142,6 @@ def test_only_rank_0_has_the_picture_in_which_each_pixel_has_a_colour_of_the_pal
     assert list(shares) == sorted(shares, reverse=True)
     for found in everyone[1:]:
         assert found["picture"][:3] == [palette, shares, error]
-
-
-def refused(where):
-    """On a rank: the texts of all that is refused."""
-    import os
-
-    import numpy as np
-    from mpi4py import MPI
-
-    from dlcourse.usecases import kmeans, photographs
-
-    rank, ranks = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-    last = rank == ranks - 1
-    good = np.random.default_rng(rank).normal(size=(20, 3))
-    with_nan = good.copy()
-    with_nan[7, 1] = np.nan if last else 0.0
-    calls = {
-        "NaN": lambda: kmeans.fit(with_nan, 2),
-        "few points": lambda: kmeans.fit(good[: 3 if last else 20], 4),
-        "text": lambda: photographs.quantise(os.path.join(where, "text.jpg"), 2),
-        "colours": lambda: photographs.quantise(np.zeros((9, 9, 3), np.uint8), 2),
-    }
-    texts = {}
-    for name, call in calls.items():
-        try:
-            call()
-        except ValueError as error:
-            texts[name] = str(error)
-    return texts, kmeans.fit(good, 2).points
-
-
-TEXTS = {
-    "NaN": ("rank 2: `points` must be finite numbers", "nan", "in row 7"),
-    "few points": ("rank 2: `points` must be at least the 4 clusters on every rank, got 3",),
-    "text": ("`photograph` must be a picture that can be read", "text.jpg"),
-    "colours": ("`count` must be colours that fit, got 2. The photograph has 1",),
-}
-
-
-def test_invalid_input_raises_the_same_error_on_all_ranks(tmp_path):
-    (tmp_path / "text.jpg").write_text("no photograph at all\n" * 100)
-    results = on_ranks(3, refused, tmp_path, timeout_s=60, where=str(tmp_path))
-    assert all(result == results[0] for result in results)
-    texts, points_after = results[0]
-    assert points_after == 60
-    assert texts.keys() == TEXTS.keys()
-    for name, parts in TEXTS.items():
-        assert all(part in texts[name] for part in parts), texts[name]
-
-
-def by_hand(points, centres):
-    return np.sum((points[:, None] - centres) ** 2, axis=2)
-
-
-@pytest.mark.parametrize("count", [0, 1, 5, 1000])
-def test_assign_finds_the_nearest_centre_also_of_few_points(count):
-    random = np.random.default_rng(count)
-    points, centres = random.normal(size=(count, 3)), random.normal(size=(5, 3))
-    labels = kmeans.assign(points, centres, threads=1)
-    assert labels.tolist() == by_hand(points, centres).argmin(axis=1).tolist()
 
 
 def crews():

@@ -12,15 +12,8 @@ from dlcourse import NOTEBOOKS
 from dlcourse.usecases.video import data, training
 from dlguide import commands
 
-TINY = {
-    "size": 16,
-    "filters": 3,
-    "blocks": 1,
-    "discriminator_filters": 2,
-    "global_batch": 5,
-    "epochs": 2,
-}
-TINY |= {"dtype": "float64", "adversarial": 0.1}
+TINY = {"size": 16, "filters": 3, "blocks": 1, "discriminator_filters": 2, "global_batch": 5}
+TINY |= {"epochs": 2, "dtype": "float64", "adversarial": 0.1}
 
 
 @pytest.fixture(scope="module")
@@ -54,25 +47,9 @@ def test_ranks_train_what_one_process_trains(ranks, real, tmp_path):
         assert np.allclose(one[5], expected[5], atol=1)
 
 
-def test_a_batch_of_more_clips_than_there_are_is_refused(real):
-    with pytest.raises(ValueError, match="`global_batch` must be at least the 1 ranks and at most"):
-        training.train(real, parallel=False, **TINY | {"global_batch": 50})
-
-
 def test_the_program_prints_the_scores_of_each_predictor(tmp_path):
     program, film = NOTEBOOKS / "programs" / "video.py", tmp_path / "film.gif"
-    asked = [
-        "--ranks",
-        "2",
-        "--size",
-        "16",
-        "--epochs",
-        "2",
-        "--drives",
-        "1",
-        "--global-batch",
-        "4",
-    ]
+    asked = ["--ranks", 2, "--size", 16, "--epochs", 2, "--drives", 1, "--global-batch", 4]
     done = commands.run([sys.executable, str(program), *asked, "--film", str(film)], 200)
     assert done.ok, done.output
     assert all(name in done.output for name in ("repeat", "flow", "fitted", "GAN", "clips/s"))
