@@ -6,19 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
+import tensorflow as tf
 
 from dlguide.errors import require
 
 if TYPE_CHECKING:
-    import keras
     from numpy.typing import ArrayLike
 
 
 def non_saturating(real: Any, fake: Any) -> tuple[Any, Any]:
     """Losses of Goodfellow's GAN, with the generator's that keeps its slope."""
-    import tensorflow as tf
-
     judge = tf.reduce_mean(tf.nn.softplus(-real)) + tf.reduce_mean(tf.nn.softplus(fake))
     return judge, tf.reduce_mean(tf.nn.softplus(-fake))
 
@@ -32,8 +31,6 @@ def dense_pair(
     dtype: str = "float32",
 ) -> tuple[keras.Model, keras.Model]:
     """Build a small generator and a small discriminator of dense layers."""
-    import keras
-
     from dlcourse.nets.seeded import SeededLayers
 
     def dense(name: str, inputs: int, outputs: int, activation: str) -> tuple[Any, Any]:
@@ -53,8 +50,6 @@ def dense_pair(
 
 def rows_of(array: Any) -> Callable[[Any, int], Any]:
     """Make a source of true samples from an array: rows at random, with replacement."""
-    import tensorflow as tf
-
     held = tf.constant(array)
 
     def draw(seed: Any, samples: int) -> Any:
@@ -81,8 +76,6 @@ class Game:
         seed: int = 0,
         parallel: bool = False,
     ):
-        import keras
-        import tensorflow as tf
 
         self.generator, self.discriminator = generator, discriminator
         self.batch, self.judge_steps = batch, judge_steps
@@ -106,8 +99,6 @@ class Game:
         return np.asarray(self.generator(codes, training=False))
 
     def _normal(self, seed: Any, samples: int) -> Any:
-        import tensorflow as tf
-
         codes = tf.random.stateless_normal((samples, self.generator.input_shape[1]), seed)
         return tf.cast(codes, self.generator.compute_dtype)
 
@@ -125,15 +116,11 @@ class Game:
         return slice(dd.rank(), None, dd.size())
 
     def _next(self, source: Callable[[Any, int], Any]) -> Any:
-        import tensorflow as tf
-
         self._stream.assign_add(1)
         drawn = source(tf.stack([self.seed, self._stream.read_value()]), self.batch)
         return tf.cast(drawn[self._rows], self.generator.compute_dtype)
 
     def _one_step(self) -> tuple[Any, Any]:
-        import tensorflow as tf
-
         generator, judge = self.generator, self.discriminator
         for _ in range(self.judge_steps):
             real, codes = self._next(self._draw), self._next(self._noise)
@@ -178,14 +165,10 @@ class Ring:
 
     def places(self, seed: Any, samples: int) -> Any:
         """Draw which place each point belongs to, inside a TensorFlow graph or outside."""
-        import tensorflow as tf
-
         return tf.random.stateless_uniform((samples,), seed, 0, self.modes, tf.int32)
 
     def draw(self, seed: Any, samples: int) -> Any:
         """Draw points, inside a TensorFlow graph or outside."""
-        import tensorflow as tf
-
         centres = tf.gather(tf.constant(self.centres, tf.float32), self.places(seed, samples))
         # another stream of the same seed, or the distance would depend on the place
         apart = tf.random.stateless_normal((samples, 2), tf.stack(seed) + tf.constant([0, 2**20]))

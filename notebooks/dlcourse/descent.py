@@ -69,26 +69,20 @@ def walk(
     steps: int,
 ) -> np.ndarray:
     """Follow an optimizer downhill and keep every point."""
-    point = np.array(start, float)
-    update = (
-        _plain(optimizer) if isinstance(optimizer, int | float) else _of_keras(optimizer, point)
-    )
-    points = [point]
+    points = [np.array(start, float)]
+    if isinstance(optimizer, int | float):
+        update = lambda point, gradient: point - optimizer * gradient  # noqa: E731
+    else:
+        update = _of_keras(optimizer, points[0])
     for _ in range(steps):
         points.append(update(points[-1], gradient(points[-1])))
     return np.array(points)
-
-
-def _plain(rate: float) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    return lambda point, gradient: point - rate * gradient
 
 
 def _of_keras(optimizer: Any, start: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     import keras
     import tensorflow as tf
 
-    of_keras = isinstance(optimizer, keras.optimizers.Optimizer)
-    require(of_keras, "optimizer", "be a rate or a Keras optimizer", optimizer)
     then = "It remembers its steps: make another one for each walk."
     require(not optimizer.built, "optimizer", "be new", optimizer.name, then)
     variable = keras.Variable(start, dtype="float64", name="weights")

@@ -14,14 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import keras
 import numpy as np
+import tensorflow as tf
 
 from dlguide import measure, models
-
-if TYPE_CHECKING:
-    import keras
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,6 @@ def gradients(
     model: keras.Sequential, images: np.ndarray, labels: np.ndarray
 ) -> dict[str, dict[str, np.ndarray]]:
     """Compute the gradients of one batch's mean loss: of the weights and of all layers' outputs."""
-    import tensorflow as tf
-
     outputs = {}
     with tf.GradientTape() as tape:
         passed = tf.convert_to_tensor(images)
@@ -106,9 +103,6 @@ class _Training:
         self.model = model = models.build(net, seed=0, dropout=0.0, dtype=dtype)
         self.data, self.dtype, self.scaled = data, dtype, scaled
         self.random, self.losses, self.seconds = np.random.default_rng(0), [], []
-
-        import keras
-        import tensorflow as tf
 
         optimizer: Any = keras.optimizers.SGD(0.05 / loss_weight, momentum=0.9)
         if scaled:

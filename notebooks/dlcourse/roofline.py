@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from dlcourse import int8
 from dlcourse.onednn import bf16_missing
 from dlguide import commands
 from dlguide.machine.topology import Machine, describe, last_level_cache_bytes
@@ -90,21 +89,15 @@ def measure(seconds: float = 8.0) -> Roof:
     8-bit integers summed in 32 bits by onnxruntime; memory: STREAM's Copy, Add and a sum over
     arrays much larger than the caches. The roof is the *highest* rate of all repeats, as for
     STREAM: disturbances only lower a rate. Loading takes about 15 s more than `seconds`.
-
-    Raises:
-        RuntimeError: if memory or float32 could not be measured, with the reason.
     """
     machine = describe()
-    cpus = _one_cpu_a_core(machine)
+    first = {core.core: core.cpu for core in reversed(machine.cores)}  # one of each core
+    cpus = sorted(first.values())[: machine.usable_cores]
     no_bf16 = bf16_missing()
     if not machine.has("bf16"):
         no_bf16 = "this processor multiplies no bfloat16; emulated it would be slower"
-    job = {
-        "cpus": cpus,
-        "seconds": seconds / 4,
-        "array_bytes": _array_bytes(machine, cpus),
-        "bfloat16": not no_bf16,
-    }
+    job = {"cpus": cpus, "seconds": seconds / 4, "bfloat16": not no_bf16}
+    job["array_bytes"] = _array_bytes(machine, cpus)
     found: dict[str, dict[str, Any]] = {}
     missing = {"bfloat16": no_bf16} if no_bf16 else {}
     for part, names in _PARTS.items():
@@ -118,16 +111,11 @@ def measure(seconds: float = 8.0) -> Roof:
             raise RuntimeError(f"`roofline.measure` found no {name}: {missing[name]}")
     if "int8" in found:
         found["int8"]["how"] += _integers_by(machine)
-    best = {name: each["best"] for name, each in found.items()}
-    return Roof(
-        processor=machine.processor,
-        threads=len(cpus),
-        bytes_per_s=best.pop("memory"),
-        flops_per_s=best,
-        median_per_s={name: each["median"] for name, each in found.items()},
-        how={name: each["how"] for name, each in found.items()},
-        missing=missing,
+    best, median, how = (
+        {name: each[what] for name, each in found.items()} for what in ("best", "median", "how")
     )
+    memory = best.pop("memory")
+    return Roof(machine.processor, len(cpus), best, memory, median, how, missing)
 
 
 @dataclass(frozen=True)
@@ -206,11 +194,6 @@ def lane_bits(machine: Machine) -> int | None:
     return 512 if machine.has("avx512") else 256 if machine.has("avx2") else None
 
 
-def _one_cpu_a_core(machine: Machine) -> list[int]:
-    first = {core.core: core.cpu for core in reversed(machine.cores)}
-    return sorted(first.values())[: machine.usable_cores]
-
-
 def _array_bytes(machine: Machine, cpus: list[int]) -> int:
     """Four times the caches, as STREAM asks, up to 512 MiB and a sixteenth of the memory."""
     caches = last_level_cache_bytes(Path("/sys"), cpus)
@@ -251,15 +234,16 @@ def _memory(job: dict[str, Any]) -> _Rates:
             {name: (kernel, nbytes * count) for name, (kernel, nbytes) in kernels.items()},
             job["seconds"],
         )
-    name = max(rates, key=lambda each: max(rates[each]))
     listed = ", ".join(f"{each} {max(values):.3g}" for each, values in rates.items())
-    how = f"{name} by NumPy over arrays of {8 * count} bytes, best of {listed}"
-    return {"memory": _summed_up(rates[name], how)}
+    how = f"{{}} by NumPy over arrays of {8 * count} bytes, best of {listed}"
+    return {"memory": _best(rates, how)}
 
 
 def _integers(job: dict[str, Any]) -> _Rates:
     """Measure products of 8-bit integers, unsigned by signed, summed in 32 bits: onnxruntime."""
     import onnxruntime
+
+    from dlcourse import int8
 
     random = np.random.default_rng(0)
     kernels = {}
@@ -276,7 +260,8 @@ def _integers(job: dict[str, Any]) -> _Rates:
         limits.require_equal(product.numpy()[:8], exact)
         kernels[size] = (partial(net.run_with_iobinding, binding), 2 * size**3)
     rates = limits.in_turns(kernels, job["seconds"])
-    return {"int8": _best(rates, "onnxruntime MatMulInteger, uint8 x int8 -> int32")}
+    how = "onnxruntime MatMulInteger, uint8 x int8 -> int32, {0} x {0}"
+    return {"int8": _best(rates, how)}
 
 
 def _floats(job: dict[str, Any]) -> _Rates:
@@ -284,17 +269,14 @@ def _floats(job: dict[str, Any]) -> _Rates:
     found: _Rates = {}
     for dtype in ("float32", "bfloat16") if job["bfloat16"] else ("float32",):
         rates = limits.product_rates(dtype, len(job["cpus"]), job["seconds"])
-        found[dtype] = _best(rates, f"{limits.multiplier()} matmul in {dtype}")
+        found[dtype] = _best(rates, f"{limits.multiplier()} matmul in {dtype}, {{0}} x {{0}}")
     return found
 
 
-def _best(rates: dict[int, list[float]], what: str) -> dict[str, Any]:
-    size = max(rates, key=lambda each: max(rates[each]))
-    return _summed_up(rates[size], f"{what}, {size} x {size}")
-
-
-def _summed_up(rates: list[float], how: str) -> dict[str, Any]:
-    return {"best": max(rates), "median": statistics.median(rates), "how": how}
+def _best(rates: dict[Any, list[float]], how: str) -> dict[str, Any]:
+    """Sum up the kernel with the highest rate; its name goes into `how`."""
+    name, best = max(rates.items(), key=lambda each: max(each[1]))
+    return {"best": max(best), "median": statistics.median(best), "how": how.format(name)}
 
 
 # --- products per second of one core, by instruction ---
@@ -332,7 +314,8 @@ def instruction_peaks(machine: Machine, turns: int = 200) -> tuple[dict[str, lis
     wide = {"avx512f", "avx512bw"} <= flags
     if not wide and not {"avx2", "fma"} <= flags:
         return {}, "this processor has neither AVX-512 nor AVX2"
-    kinds = [name for name in LOOPS if "VNNI" not in name or _has_vnni(flags, wide)]
+    vnni = ("avx512_vnni" if wide else "avx_vnni") in flags
+    kinds = [name for name in LOOPS if "VNNI" not in name or vnni]
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
         return {}, "there is no C compiler (cc, gcc or clang) on PATH"
@@ -352,10 +335,6 @@ def instruction_peaks(machine: Machine, turns: int = 200) -> tuple[dict[str, lis
             products = (64 if wide else 32) // (4 if name == "fp32" else 1)
             found[name].append(2 * products * len(_SUMS) * _ROUNDS / seconds)
     return found, "" if len(kinds) == len(LOOPS) else "this processor has no VNNI"
-
-
-def _has_vnni(flags: set[str], wide: bool) -> bool:
-    return ("avx512_vnni" if wide else "avx_vnni") in flags
 
 
 def _loops_in_c(kinds: list[str], wide: bool) -> str:

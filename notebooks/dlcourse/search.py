@@ -23,12 +23,13 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import ndtr
 
-from dlguide.cluster import Cluster, RankError
-from dlguide.cluster.tasks import TaskResult, checked_ranks, do, payload
+from dlguide.cluster import Cluster
+from dlguide.cluster.tasks import TaskResult, do
 from dlguide.errors import require
 
 
@@ -118,14 +119,12 @@ def grid(space: Space, points: int) -> list[dict[str, Any]]:
     return [dict(zip(space, row, strict=True)) for row in itertools.product(*values)]
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """A trial to make; `parent` is the trial of the previous rung, if any (index)."""
+class Proposal(NamedTuple):
+    """A trial to make."""
 
     parameters: Mapping[str, Any]
     epochs: int
     rung: int = 0
-    parent: int | None = None
 
 
 @dataclass(frozen=True)
@@ -133,23 +132,21 @@ class Trial:
     """One training with one set of parameters.
 
     A longer training of the same parameters in a later rung of successive halving is another
-    trial, whose `parent` is the one of the previous rung. `score` is the last of the history,
-    smaller is better, infinity if the trial failed; `history` has one after each epoch, or the
-    only one. Times count from the start of the search (s); `error` is one line, "" without one.
+    trial. `score` is the last of the history, smaller is better, infinity if the trial failed;
+    `history` has one after each epoch, or the only one. Times count from the start of the search
+    (s); `error` is one line, "" without one.
     """
 
     number: int
     parameters: Mapping[str, Any]
     epochs: int
     rung: int
-    parent: int | None
     score: float
     history: tuple[float, ...]
     rank: int
     start_s: float
     end_s: float
     error: str = ""
-    traceback: str = ""
 
     @property
     def seconds(self) -> float:
@@ -163,8 +160,7 @@ class Trial:
 
     def same(self) -> tuple:
         """Return everything except rank and times: it must not depend on the number of ranks."""
-        parameters = tuple(sorted(self.parameters.items()))
-        return self.number, parameters, self.epochs, self.rung, self.parent, self.history
+        return self.number, self.parameters, self.epochs, self.rung, self.history
 
     def __str__(self) -> str:
         score = f"{self.score:.4f}" if not self.failed else "failed"
@@ -213,8 +209,7 @@ def _drawn(space: Space, seed: int, count: int, epochs: int) -> list[Proposal]:
     return [Proposal(draw(space, seed, number), epochs) for number in range(count)]
 
 
-@dataclass(frozen=True)
-class Rung:
+class Rung(NamedTuple):
     """One round of successive halving: `trials` trainings of `epochs` each."""
 
     trials: int
@@ -271,10 +266,8 @@ class Halving:
             good.sort(key=lambda trial: (trial.score, trial.number))
             if not good:
                 return
-            ended = yield [
-                Proposal(trial.parameters, rung.epochs, number, trial.number)
-                for trial in good[: rung.trials]
-            ]
+            kept = good[: rung.trials]
+            ended = yield [Proposal(trial.parameters, rung.epochs, number) for trial in kept]
 
 
 TOGETHER = 4  # trials that TPE proposes from the same scores, so that ranks can share them
@@ -352,8 +345,6 @@ class Parzen:
 
     def density(self, at: np.ndarray) -> np.ndarray:
         """Return the density."""
-        from scipy.special import ndtr
-
         low, high = ((edge - self.places) / self.widths for edge in (0.0, 1.0))
         inside = ndtr(high) - ndtr(low)  # the share of each normal density
         apart = (np.asarray(at, float)[:, None] - self.places) / self.widths
@@ -482,55 +473,35 @@ def run(
         objective: called as objective(parameters, epochs, seed) with a dictionary, the length of
             the training and the seed of the search; returns the score to minimise, or the list of
             the scores after each epoch. It is sent to the ranks with the data it uses.
-        method: `Grid`, `Random`, `Halving` or `TPE`.
         cluster: the ranks; None for this process.
-        ranks: indices of the ranks that take part; None for all.
         static: assign the trials of a round in blocks, instead of to the first free rank.
         show: print the best trial, the time and the first errors.
-
-    Raises:
-        ValueError: if the objective cannot be sent, or no trial of the first round returned a
-            score; the text has the error of the first one.
-        RankError: if a rank died; its attribute `result` has the trials that had ended. The same
-            holds for KeyboardInterrupt.
     """
-    if cluster is not None:
-        payload(objective, [], "objective")
-        ranks = checked_ranks(ranks, cluster.ranks)
     begin_s = time.monotonic()
     trials: list[Trial] = []
-
-    def result() -> SearchResult:
-        seconds = time.monotonic() - begin_s
-        return SearchResult(str(method), tuple(trials), seconds, len(ranks) if ranks else 1)
-
     call, rounds = partial(_scores, objective, seed), method.rounds(space, seed)
     proposals = next(rounds, None)
     while proposals is not None:
-        read = partial(_trial, proposals, len(trials), begin_s)
-        items = [(dict(proposal.parameters), proposal.epochs) for proposal in proposals]
-        try:
-            if cluster is not None:
-                outcomes = cluster.map(call, items, ranks, static=static)
-            else:
-                outcomes = [do(call, item, number, 0) for number, item in enumerate(items)]
-        except (RankError, KeyboardInterrupt) as error:
-            trials += map(read, getattr(error, "results", ()))
-            error.result = result()
-            raise
-        ended = list(map(read, outcomes))
-        if not trials and all(trial.failed for trial in ended):
-            must = "give a score in at least one trial of the first round"
-            then = f"Trial 0: {ended[0].error}\n{ended[0].traceback}"
-            require(False, "objective", must, f"{len(ended)} failures", then)
+        items = [(dict(each.parameters), each.epochs) for each in proposals]
+        if cluster is not None:
+            outcomes = cluster.map(call, items, ranks, static=static)
+        else:
+            outcomes = [do(call, item, number, 0) for number, item in enumerate(items)]
+        ended = [_trial(proposals, len(trials), begin_s, each) for each in outcomes]
+        must = "give a score in at least one trial of the first round"
+        fails = not trials and all(trial.failed for trial in ended)
+        then = f"Trial 0: {ended[0].error}\n{outcomes[0].traceback}"
+        require(not fails, "objective", must, f"{len(ended)} failures", then)
         trials += ended
         try:
             proposals = rounds.send(ended)
         except StopIteration:
-            proposals = None
+            break
+    count = 1 if cluster is None else len(ranks or range(cluster.ranks))
+    found = SearchResult(str(method), tuple(trials), time.monotonic() - begin_s, count)
     if show:
-        print(result())
-    return result()
+        print(found)
+    return found
 
 
 def _scores(
@@ -538,10 +509,9 @@ def _scores(
 ) -> tuple[float, ...]:
     """Call an objective, on a rank, and return its scores."""
     returned = objective(*item, seed)
-    many = isinstance(returned, Sequence | np.ndarray) and not isinstance(returned, str | bytes)
-    values = list(returned) if many and np.ndim(returned) == 1 else [returned]
+    values = list(returned) if isinstance(returned, list | tuple | np.ndarray) else [returned]
     right = bool(values) and all(
-        isinstance(value, Real) and not isinstance(value, bool | np.bool_) for value in values
+        isinstance(value, Real) and not isinstance(value, bool) for value in values
     )
     must = "return a number, or a list with the score after each epoch"
     require(right, "objective", must, returned, "Does it end in `return`?")
@@ -554,13 +524,12 @@ def _scores(
 def _trial(proposals: Sequence[Proposal], first: int, begin_s: float, outcome: TaskResult) -> Trial:
     history = outcome.value or ()
     return Trial(
-        number=first + outcome.number,
-        **vars(proposals[outcome.number]),
+        first + outcome.number,
+        *proposals[outcome.number],
         score=history[-1] if history else math.inf,
         history=history,
         rank=outcome.rank,
         start_s=outcome.start_s - begin_s,
         end_s=outcome.end_s - begin_s,
         error=outcome.error,
-        traceback=outcome.traceback,
     )

@@ -22,8 +22,6 @@ class WorkerTimes:
     normal with a small one, exponential with 1.
 
     Args:
-        count: p, number of workers.
-        step_s: mean time to compute one step (s).
         spread: standard deviation of a step's time over its mean (ratio).
         slow: factor on the step times of single workers, by worker (index).
         between_failures_s: mean time between two failures of one worker, exponential (s).
@@ -96,10 +94,6 @@ def synchronous(
         checkpoint_every: updates between two checkpoints; None saves none.
         checkpoint_s: time that all wait while one is written (s).
 
-    Raises:
-        ValueError: if failures are so frequent that the training is not expected to end within a
-            million times its work.
-
     Source:
         Backup workers: Chen et al., arXiv:1604.00981 (2016).
     """
@@ -107,13 +101,10 @@ def synchronous(
     random, needed = np.random.default_rng(seed), workers.count - backups
     between_s = workers.between_failures_s / workers.count
     ideal_s = min(every, steps) * (workers.means().max() + exchange_s) + saves
-    require(
-        (ideal_s + workers.restart_s) / between_s < math.log(1e6),
-        "between_failures_s",
-        "leave time for the work between two checkpoints",
-        workers.between_failures_s,
-        f"With {workers.count} workers one fails every {between_s:.3g} s.",
-    )
+    must = "leave time for the work between two checkpoints"
+    then = f"With {workers.count} workers one fails every {between_s:.3g} s."
+    ends = (ideal_s + workers.restart_s) / between_s < math.log(1e6)
+    require(ends, "between_failures_s", must, workers.between_failures_s, then)
     now_s, done = 0.0, 0
     while done < steps:
         part = min(every, steps - done)
@@ -135,22 +126,17 @@ def synchronous(
 
 
 def asynchronous(
-    workers: WorkerTimes,
-    updates: int,
-    update_s: float = 0.0,
-    travel_s: float = 0.0,
-    seed: int = 0,
+    workers: WorkerTimes, updates: int, update_s: float = 0.0, seed: int = 0
 ) -> SimulatedTraining:
     """Return a simulated asynchronous training with one queue in front of the weights.
 
-    A worker computes a gradient, which travels to the server, waits its turn, and updates the
-    weights; the new weights travel back. No worker waits for others. A worker that fails loses
-    its gradient and restarts; the others continue.
+    A worker computes a gradient, which waits its turn at the server and updates the weights. No
+    worker waits for others. A worker that fails loses its gradient and restarts; the others
+    continue. Leaves out the way to the server and back.
 
     Args:
         update_s: time the server is busy with one gradient; with k servers that hold a part of
             the weights each, a k-th of it (s).
-        travel_s: time of a gradient's way to the server and the weights' way back (s).
 
     Source:
         Dean et al., NIPS (2012).
@@ -169,7 +155,7 @@ def asynchronous(
                 return start_s + length_s
             start_s += failure_s + workers.restart_s
 
-    coming = [(computed(worker, 0.0) + travel_s / 2, worker) for worker in range(workers.count)]
+    coming = [(computed(worker, 0.0), worker) for worker in range(workers.count)]
     heapq.heapify(coming)
     sent_with, staleness = [0] * workers.count, np.empty(updates, int)
     free_s = 0.0
@@ -178,8 +164,7 @@ def asynchronous(
         free_s = max(arrived_s, free_s) + update_s
         staleness[version] = version - sent_with[worker]
         sent_with[worker] = version + 1
-        there_s = computed(worker, free_s + travel_s / 2)
-        heapq.heappush(coming, (there_s + travel_s / 2, worker))
+        heapq.heappush(coming, (computed(worker, free_s), worker))
     return SimulatedTraining(free_s, updates, updates, staleness)
 
 

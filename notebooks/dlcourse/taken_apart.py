@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
+import tensorflow as tf
 
 from dlcourse import nets
 from dlguide import models
@@ -18,7 +20,6 @@ from dlguide.errors import require
 from dlguide.models.memory import record, saved_activations
 
 if TYPE_CHECKING:
-    import keras
     from numpy.typing import ArrayLike
 
 
@@ -30,7 +31,6 @@ def without(net: keras.Model, *kinds: str, activation: str = "relu") -> keras.Mo
             second input, what the block has computed, and drops the shortcut.
         activation: instead of every ReLU.
     """
-    import keras
 
     class HandOn(keras.layers.Layer):
         def call(self, inputs: Any, mask: Any = None) -> Any:
@@ -58,9 +58,6 @@ def sizes_by_layer(
         "values": what it gets; "gradient": of the loss with respect to what it gives; "weights":
         the gradient of its weights.
     """
-    import keras
-    import tensorflow as tf
-
     convolutions = [layer for layer in net.layers if "Conv2D" in type(layer).__name__]
     parts = [[getattr(each, end) for each in convolutions] for end in ("input", "output")]
     kernels = [each.kernel.value for each in convolutions]
@@ -90,8 +87,6 @@ _HIDING = {"While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCal
 
 def longest_chain(net: keras.Model, inputs: Any) -> int:
     """Count the products of matrices that must wait for each other in a forward pass."""
-    import tensorflow as tf
-
     graph = tf.function(net, autograph=False).get_concrete_function(inputs).graph
     depths: dict[str, int] = {}
     # operations come in the order in which they were made, each after those that it needs
@@ -114,8 +109,6 @@ def memory_rate(
         bias: of the forget gate.
         kernel_factor: multiplies Keras' initial recurrent kernel; with 0 the state has no effect.
     """
-    import numpy as np
-    import tensorflow as tf
     from keras import initializers, layers
 
     inputs = np.asarray(inputs, "float32")
@@ -149,9 +142,6 @@ def train_restore_best(
     every: int = 10,
 ) -> dict[int, float]:
     """Train a net of any kind with Adam, alone, and end with its best weights."""
-    import keras
-    import tensorflow as tf
-
     optimizer = keras.optimizers.Adam(rate)
     optimizer.build(net.trainable_variables)
 

@@ -24,12 +24,12 @@ def trained_in_grids(layouts):
     comm, batch, found = MPI.COMM_WORLD, 13, {}  # 13: no number of copies divides it
     random = np.random.default_rng(8)
     # Keras keeps numbers in float32: eighths are the same in both
-    momentum = lambda: keras.optimizers.SGD(0.125, momentum=0.875)  # noqa: E731
+    sgd_of = lambda: keras.optimizers.SGD(0.125)  # noqa: E731
     for dtype in ("float64", "float32"):
         make = lambda dtype=dtype: models.build("mlp", dtype=dtype)  # noqa: E731
         images = random.normal(size=(batch, 28, 28, 1)).astype(dtype)
         labels = random.integers(0, 10, batch)
-        whole, sgd = make(), momentum()
+        whole, sgd = make(), sgd_of()
         for _ in range(3):
             with tf.GradientTape() as tape:
                 losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, whole(images))
@@ -40,9 +40,9 @@ def trained_in_grids(layouts):
         for kind, model in layouts:
             copies = comm.size // model
             if kind == "pipeline":
-                net = PipelineParallel(make(), comm, momentum, 2, uneven=True, copies=copies)
+                net = PipelineParallel(make(), comm, sgd_of, 2, uneven=True, copies=copies)
             else:
-                net = TensorParallelModel(make(), comm, 0.125, 0.875, copies)
+                net = TensorParallelModel(make(), comm, 0.125, copies)
             for _ in range(3):
                 step = net.step(images, labels)
             last = step.loss if kind == "pipeline" else step

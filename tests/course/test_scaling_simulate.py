@@ -48,8 +48,8 @@ def test_slowest_of_nearly_normal_workers_is_that_of_the_costs():
 
 @pytest.mark.parametrize("count", [1, 4, 30])
 def test_constant_workers_share_a_server_without_waiting_or_fill_it(count):
-    seen = asynchronous(WorkerTimes(count, 1.0), 60 * count, update_s=0.05, travel_s=0.15)
-    cycle = 1.0 + 0.15 + 0.05
+    seen = asynchronous(WorkerTimes(count, 1.0), 60 * count, update_s=0.05)
+    cycle = 1.0 + 0.05
     rate = min(count / cycle, 1 / 0.05)
     assert seen.updates / seen.seconds == pytest.approx(rate, rel=0.05)
     # every worker's gradient is late by the updates of all others

@@ -37,7 +37,7 @@ import numpy as np
 
 from dlguide.collectives import alltoall
 from dlguide.collectives.buffers import TAG, exchange, flatten, message
-from dlguide.errors import require, require_divisible, require_known
+from dlguide.errors import require_divisible, require_known
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -131,12 +131,9 @@ def ring_attention(
 
     Returns:
         tuple: outputs in the shape of the queries, and what `ring_attention_backward` needs.
-
-    Raises:
-        ValueError: when the numbers of heads or of positions do not fit.
     """
-    _require_fitting(queries, keys, comm.size, SHARDINGS[sharding])
     batch, heads, own, width = queries.shape
+    require_divisible(comm.size * own, "length", comm.size, SHARDINGS[sharding])
     grouped = (batch, keys.shape[1], heads // keys.shape[1], own, width)
     # the scale of the scores is taken once
     queries = queries.reshape(grouped) * queries.dtype.type(width**-0.5)
@@ -218,7 +215,8 @@ def ulysses_attention(
     """
     from mpi4py import MPI
 
-    _require_fitting(queries, keys, comm.size, by_heads=True)
+    for array, name in ((queries, "heads"), (keys, "heads of the keys")):
+        require_divisible(array.shape[1], name, comm.size)
     by_heads = [_to_heads(each, comm) for each in (queries, keys, values)]
     outputs, cache = ring_attention(*by_heads, MPI.COMM_SELF, "contiguous", tile)
     return _to_positions(outputs, comm), cache
@@ -232,20 +230,6 @@ def ulysses_attention_backward(
 
     found = ring_attention_backward(cache, _to_heads(slope, comm), MPI.COMM_SELF)
     return tuple(_to_positions(each, comm) for each in found)
-
-
-def _require_fitting(
-    queries: np.ndarray, keys: np.ndarray, ranks: int, parts: int = 1, by_heads: bool = False
-) -> None:
-    heads, own, key_heads = *queries.shape[1:3], keys.shape[1]
-    divisors = [each for each in range(1, heads + 1) if heads % each == 0]
-    nearest = min(divisors, key=lambda each: abs(each - key_heads))
-    must, then = f"divide the {heads} heads of the queries", f"Take {nearest}."
-    require(key_heads in divisors, "heads of the keys", must, key_heads, then)
-    require_divisible(ranks * own, "length", ranks, parts)
-    if by_heads:
-        require_divisible(heads, "heads", ranks)
-        require_divisible(key_heads, "heads of the keys", ranks)
 
 
 def _parts(length: int, ranks: int, rank: int, sharding: str) -> list[range]:

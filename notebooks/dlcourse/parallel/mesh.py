@@ -85,10 +85,6 @@ class MeshLayout:
         sizes: size of each dimension of the tensors, such as "batch:8, in:4" or a mapping.
         mesh: number of ranks along each dimension of the grid, such as "rows:2, cols:2".
         rules: the dimensions that are divided, and along what, such as "batch:rows".
-
-    Raises:
-        ValueError: when a size does not divide, or one operation has two dimensions along one
-            dimension of the grid.
     """
 
     def __init__(
@@ -142,12 +138,8 @@ def einsum(equation: str, *parts: np.ndarray, layout: MeshLayout, ranks: RankMes
     too, with the names of the weights: their allreduce over the batch follows from the same rule.
 
     Args:
-        equation: such as "batch in, in hidden -> batch hidden".
         parts: this rank's part of each factor, as `layout.slices` cuts it.
         ranks: the grid of `layout.mesh`; all must call.
-
-    Raises:
-        ValueError: on all ranks alike, when the layout does not allow the product.
     """
     factors, _, result = equation.partition("->")
     over, tensors = layout.allreduced(equation), [*factors.split(","), result]

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tensorflow as tf
 
 from dlcourse.parallel.mesh import copies_mesh
 from dlguide.collectives import allreduce
@@ -34,7 +35,6 @@ _BY_CHANNEL |= {"GlobalAveragePooling2D", "GlobalMaxPooling2D"}
 
 def reduce_from_region(part: Any, comm: Comm, on_message: OnMessage | None = None) -> Any:
     """Sum a tensor over ranks; backward each rank takes the gradient as it is."""
-    import tensorflow as tf
 
     @tf.custom_gradient
     def add(part: Any) -> tuple[Any, Any]:
@@ -45,7 +45,6 @@ def reduce_from_region(part: Any, comm: Comm, on_message: OnMessage | None = Non
 
 def copy_to_region(whole: Any, comm: Comm, on_message: OnMessage | None = None) -> Any:
     """Return a tensor that all ranks have; backward its gradient is summed over ranks."""
-    import tensorflow as tf
 
     @tf.custom_gradient
     def copy(whole: Any) -> tuple[Any, Any]:
@@ -57,7 +56,6 @@ def copy_to_region(whole: Any, comm: Comm, on_message: OnMessage | None = None) 
 
 def gather_from_region(part: Any, comm: Comm, on_message: OnMessage | None = None) -> Any:
     """Join the ranks' parts of the last dimension; backward each rank takes its part."""
-    import tensorflow as tf
 
     @tf.custom_gradient
     def gather(part: Any) -> tuple[Any, Any]:
@@ -73,18 +71,11 @@ def gather_from_region(part: Any, comm: Comm, on_message: OnMessage | None = Non
 
 
 def _allreduce(tensor: Any, comm: Comm, direction: str, on_message: OnMessage | None) -> Any:
-    import tensorflow as tf
 
     array = tensor.numpy().copy()
     if on_message is not None:
         on_message(direction, "allreduce", array.nbytes)
     return tf.constant(allreduce(array, comm, check=False))
-
-
-def part_of(count: int, ranks: int, rank: int, name: str) -> slice:
-    """Return one rank's part of `count` units, of which every rank needs at least one."""
-    require(count >= ranks, name, f"be at least the {ranks} ranks", count, "Use fewer ranks.")
-    return shard(count, rank, ranks)
 
 
 class TensorParallelModel:
@@ -101,23 +92,13 @@ class TensorParallelModel:
 
     Args:
         model: a sequential Keras model that returns logits, equal on all ranks.
-        rate: learning rate of SGD, which has this `momentum`.
+        rate: learning rate of SGD.
         copies: nets side by side (count); the ranks of a copy are neighbours.
             Several copies of several ranks make communicators, which `mesh.free()` frees.
-
-    Raises:
-        ValueError: when a layer cannot be cut.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        comm: Comm,
-        rate: float,
-        momentum: float = 0.0,
-        copies: int = 1,
-    ) -> None:
-        self.rate, self.momentum, self.mesh = rate, momentum, copies_mesh(comm, copies)
+    def __init__(self, model: keras.Model, comm: Comm, rate: float, copies: int = 1) -> None:
+        self.rate, self.mesh = rate, copies_mesh(comm, copies)
         comm = self.comm = self.mesh.along("model")
         self.layers = list(model.layers)
         self.cuts: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
@@ -126,7 +107,6 @@ class TensorParallelModel:
         self._cut()
         # this rank's parts, kernel and bias of each layer in order
         self.variables = [part for parts in self.parts.values() for part in parts]
-        self.velocities = [np.zeros_like(part.numpy()) for part in self.variables]
 
     @property
     def weight_bytes(self) -> int:
@@ -135,8 +115,6 @@ class TensorParallelModel:
 
     def __call__(self, images: np.ndarray) -> Any:
         """Compute the logits of all images on all ranks."""
-        import tensorflow as tf
-
         x = tf.convert_to_tensor(images, self.variables[0].dtype)
         by_output = True
         for layer in self.layers:
@@ -158,11 +136,9 @@ class TensorParallelModel:
 
     def step(self, images: np.ndarray, labels: np.ndarray) -> float:
         """Train on one batch, the same on all ranks, and return its mean loss; all must call."""
-        import tensorflow as tf
-
         self.sent.clear()
         copies, samples = self.mesh.along("data"), len(images)
-        part = part_of(samples, copies.size, copies.rank, "images")
+        part = shard(samples, copies.rank, copies.size)
         with tf.GradientTape() as tape:
             outputs = self(images[part])
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels[part], outputs)
@@ -172,10 +148,8 @@ class TensorParallelModel:
         loss = np.array([float(total)])
         for array in (*arrays, loss) if copies.size > 1 else ():
             allreduce(array, copies, check=False)
-        for part, velocity, array in zip(self.variables, self.velocities, arrays, strict=True):
-            velocity *= self.momentum
-            velocity -= self.rate * array / samples
-            part.assign_add(velocity)
+        for part, array in zip(self.variables, arrays, strict=True):
+            part.assign_sub(self.rate * array / samples)
         return float(loss[0]) / samples
 
     def weights(self) -> dict[str, np.ndarray]:
@@ -196,16 +170,13 @@ class TensorParallelModel:
 
     def _cut(self) -> None:
         """Take this rank's part of each layer; `own` are its features, None for all."""
-        import tensorflow as tf
-
         own: Any = None
         for layer in self.layers:
             kind, everything = type(layer).__name__, (slice(None),)
             if kind in ("Dense", "Conv2D"):
                 kernel, bias = (np.asarray(weight) for weight in layer.weights)
                 if own is None:
-                    units = f"units of {layer.name}"
-                    own = part_of(bias.size, self.comm.size, self.comm.rank, units)
+                    own = shard(bias.size, self.comm.rank, self.comm.size)
                     cuts = ((..., own), (own,))
                 else:
                     cuts, own = ((..., own, slice(None)), everything), None
