@@ -9,6 +9,7 @@ import pytest
 
 from dlcourse import onednn, storage
 from dlcourse.exercises import lesson_10, lesson_33, lesson_40, lesson_41, lesson_42
+from dlcourse.exercises.engine import Recorded
 from dlcourse.storage import Clients, Lustre, epoch
 from dlguide.data import formats
 from dlguide.training.bottleneck import Stage, seconds_per_sample
@@ -106,13 +107,13 @@ def test_all_that_a_rank_sends_is_counted_or_refused():
         name: lambda *_, **__: 0 for name in ("allreduce", "allgather", "alltoall", "Ialltoall")
     }
     comm, rows = SimpleNamespace(rank=0, size=3, **sends), np.ones(4)
-    bytes_sent, values = lesson_42.Watched(comm), lesson_10.Counted(comm, only=("alltoall",))
+    bytes_sent, values = lesson_42.recorded(comm), Recorded(comm, only=("alltoall",))
     bytes_sent.allreduce(rows)
     bytes_sent.allgather(sendobj=rows)
-    assert bytes_sent.nbytes == 2 * 3 * rows.nbytes
+    assert lesson_42.sent_nbytes(bytes_sent) == 2 * 3 * rows.nbytes
     with pytest.raises(AttributeError, match="What Ialltoall sends is not counted"):
         bytes_sent.Ialltoall(rows, rows)
     values.alltoall(sendobj=[rows, rows])
-    assert values.values == 8
+    assert lesson_10.sent_values(values) == 8
     with pytest.raises(AttributeError, match="Only alltoall is allowed here, not allgather"):
         values.allgather(rows)

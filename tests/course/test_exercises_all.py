@@ -66,15 +66,15 @@ def test_open_task_scores_correct_answers(name, answer, clusters):
 PROMISED = {
     "23-4: the bound can be reached": (lesson_23.plan_with_late_weights, 1, 1e-9),
     "24-4: plain top-k": ((lesson_24.plain_top_k, lesson_24.plain_unpack), 0.3, 0.05),
-    "32-4: the obvious scale": (lesson_32.four_bits_of_the_largest, 0.9, 0.02),
+    "32-4: the obvious scale": (lesson_32.to_four_bits, 0.9, 0.02),
     "52-1: files in turn": (lesson_52.divide_in_turn, 0.75, 0.05),
-    "53-5: one message": (lesson_53.plan_of_one_message, 0.79, 0.005),
+    "53-5: one message": (lesson_53.one_bucket, 0.79, 0.005),
     "53-5: the earliest end": (lesson_53.plan_by_trying_all_ends, 1, 1e-9),
     "61-2: random search": (lesson_61.choose_at_random, 0, 1e-9),
     "70-5: constant efficiency": (lambda few, count: few[8] / 8 * count, 0, 1e-9),
     "72-5: the optimum": (lesson_72.plan_by_scipy, 1, 0.005),
     "82-4: no ring": (lambda links, gpus: [*range(gpus)], 0, 1e-9),
-    "90-5: a loss 5 % off": (lambda *given: 1.05 * lesson_90.predict_loss(*given), 0, 0.05),
+    "90-5: a loss 5 % off": (lambda *given: 1.05 * lesson_90.predict_by_exponents(*given), 0, 0.05),
 }
 
 

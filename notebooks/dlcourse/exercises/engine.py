@@ -71,7 +71,8 @@ class Exercise:
     """One answer that is compared with a model answer, in the notebook's process or on ranks.
 
     Args:
-        model: the model answer: a function of a case, or a value.
+        model: a correct answer: a function of a case, or a value. With `ranks` or `check` it is
+            only tried by a test: the worked answers are in the notebooks of answers.
         cases: the arguments of each call, or a function that returns them. With `ranks`: a function
             ranks -> cases, each a list with the arguments of each rank.
         mistakes: hint -> plausible wrong answer, a function or value like the model. With `ranks`:
@@ -383,6 +384,29 @@ def _line(came: Any, answer: Any) -> str:
     if not own:
         return ""
     return f" (line {own[-1].lineno}{f': `{own[-1].line}`' if own[-1].line else ''})"
+
+
+class Recorded:
+    """A communicator that records what an answer calls, and allows only some of it, if any.
+
+    `calls` has for each call the method's name, the list of all arguments, and those with a name.
+    """
+
+    def __init__(self, comm: Any, only: Sequence[str] = (), refusal: str = "") -> None:
+        self.comm, self.rank, self.size, self.calls = comm, comm.rank, comm.size, []
+        self.only = (*only, "rank", "size", "Get_rank", "Get_size") if only else ()
+        self.refusal = refusal or f"Only {' and '.join(only)} is allowed here, not {{}}."
+
+    def __getattr__(self, name: str) -> Any:
+        if self.only and name not in self.only:
+            raise AttributeError(self.refusal.format(name))
+        method = getattr(self.comm, name)
+
+        def call(*given: Any, **named: Any) -> Any:
+            self.calls.append((name, [*given, *named.values()], named))
+            return method(*given, **named)
+
+        return call if callable(method) else method
 
 
 def of_slowest_rank(share: Callable[[Any, Any], float]) -> Callable[[Any, Any], float]:

@@ -11,18 +11,10 @@ from dlguide import machine
 CORES = machine.describe().usable_cores
 
 
-def who_am_i(comm):
-    return comm.rank, comm.size, os.getpid()
-
-
 def call_who_am_i(answer, comm):
     """Rank, ranks, and whether the process number is this rank's."""
     came = answer(comm)
     return (*came[:2], came[2] == os.getpid()) if np.shape(came) == (3,) else came
-
-
-def my_share(comm, total):
-    return list(range(comm.rank, total, comm.size))
 
 
 def dealt(shares):
@@ -38,10 +30,6 @@ def each_rank(result):
     return lambda inputs: [result(r, len(inputs), *each) for r, each in enumerate(inputs)]
 
 
-def who_am_i_by_getters(comm):
-    return comm.Get_rank(), comm.Get_size(), os.getpid()
-
-
 def who_am_i_by_current_process(comm):
     rank, ranks = comm.rank, comm.size
     pid = multiprocessing.current_process().pid
@@ -52,10 +40,6 @@ def share_in_a_row(comm, total):
     size, longer = divmod(total, comm.size)
     begin = comm.rank * size + min(comm.rank, longer)
     return range(begin, begin + size + (comm.rank < longer))
-
-
-def share_by_array_split(comm, total):
-    return list(np.array_split(np.arange(total), comm.size)[comm.size - 1 - comm.rank])
 
 
 EXERCISES = {
@@ -69,12 +53,12 @@ EXERCISES = {
         remark="One rank per core: with more, ranks would take turns.",
     ),
     "00-2": Exercise(
-        who_am_i,
+        lambda comm: (comm.Get_rank(), comm.Get_size(), os.getpid()),
         ranks=(2, 3),
         cases=lambda ranks: [[()] * ranks],
         call=call_who_am_i,
         serial=each_rank(lambda r, p: (r, p, True)),
-        also_right=(who_am_i_by_getters, who_am_i_by_current_process),
+        also_right=(who_am_i_by_current_process,),
         hint="`comm.rank`, `comm.size`, `os.getpid()`, in this order.",
         mistakes={
             "`comm.rank` is this rank, `comm.size` their number.": each_rank(
@@ -117,12 +101,12 @@ EXERCISES = {
         remark="None of the six is a fault of the machine: each follows from what a rank is.",
     ),
     "00-5": Exercise(
-        my_share,
+        share_in_a_row,
         ranks=(2, 3),
         cases=lambda ranks: [[(total,)] * ranks for total in (8 * ranks, 9 * ranks - 1, 1, 0)],
         view=dealt,
         serial=each_rank(lambda r, p, n: np.arange(n)[r::p]),
-        also_right=(share_in_a_row, share_by_array_split),
+        also_right=(lambda comm, n: np.array_split(range(n), comm.size)[-1 - comm.rank],),
         hint="Each number from 0 to total - 1 must be on exactly one rank.",
         mistakes={
             "Which number is on no rank?": each_rank(lambda r, p, n: range(r, n - 1, p)),

@@ -1,6 +1,7 @@
 """Exercises of lesson 01: messages, collectives, a deadlock, one-sided access."""
 
 import time
+from contextlib import contextmanager
 from math import inf
 
 import numpy as np
@@ -14,43 +15,6 @@ LOSSES = 1 / (1 + np.arange(12.0)) + RANDOM.uniform(0, 0.3, (16, 12))
 MANY = [(1 + 7 * k % 300,) for k in range(100)]  # shapes of many small arrays
 SHAPES = [[(3,)], [(2, 3), (0,), (5,), (1, 1)], MANY]
 TASKS = 6  # per rank
-
-
-def train_until(comm, losses, enough):
-    for step, own in enumerate(losses, 1):
-        loss = comm.allreduce(own) / comm.size
-        if loss < enough:
-            return step, loss
-    return len(losses), loss
-
-
-def share(comm, arrays):
-    joined = np.concatenate([each.ravel() for each in arrays])
-    comm.Bcast(joined)
-    cuts = np.cumsum([each.size for each in arrays])[:-1]
-    parts = np.split(joined, cuts)
-    return [part.reshape(each.shape) for part, each in zip(parts, arrays, strict=True)]
-
-
-def take(comm, tasks, work):
-    from mpi4py import MPI
-
-    counter = MPI.Win.Allocate(8 if comm.rank == 0 else 0, 8, comm=comm)
-    if comm.rank == 0:
-        np.frombuffer(counter, "i8")[:] = 0
-    comm.Barrier()
-    done, one, ticket = [], np.ones(1, "i8"), np.zeros(1, "i8")
-    counter.Lock_all()
-    while True:
-        counter.Fetch_and_op(one, ticket, 0)
-        counter.Flush(0)
-        if ticket[0] >= tasks:
-            break
-        done.append(int(ticket[0]))
-        work(done[-1])
-    counter.Unlock_all()
-    counter.Free()
-    return done
 
 
 def call_take(answer, comm, tasks, slow):
@@ -183,10 +147,6 @@ def train_until_decided_by_rank_0(comm, losses, enough):
     return steps, mean
 
 
-def share_pickled(comm, arrays):
-    return comm.bcast(arrays, root=0)
-
-
 def share_by_ibcast(comm, arrays):
     from mpi4py import MPI
 
@@ -194,47 +154,48 @@ def share_by_ibcast(comm, arrays):
     return arrays
 
 
-def take_by_get_accumulate(comm, tasks, work):
+@contextmanager
+def ticket_window(comm):
+    """A counter on rank 0 that begins at 0, in a window that all ranks may use at any time."""
     from mpi4py import MPI
 
     window = MPI.Win.Allocate(8 if comm.rank == 0 else 0, 8, comm=comm)
     if comm.rank == 0:
         np.frombuffer(window, "i8")[:] = 0
     comm.Barrier()
-    mine, ticket, one = [], np.empty(1, "i8"), np.array([1], "i8")
     window.Lock_all()
-    for _ in range(tasks):
-        window.Get_accumulate(one, ticket, 0, op=MPI.SUM)
-        window.Flush(0)
-        if ticket[0] >= tasks:
-            break
-        work(int(ticket[0]))
-        mine.append(int(ticket[0]))
+    yield window
     window.Unlock_all()
     window.Free()
+
+
+def take_by_get_accumulate(comm, tasks, work):
+    from mpi4py import MPI
+
+    mine, ticket, one = [], np.empty(1, "i8"), np.array([1], "i8")
+    with ticket_window(comm) as window:
+        for _ in range(tasks):
+            window.Get_accumulate(one, ticket, 0, op=MPI.SUM)
+            window.Flush(0)
+            if ticket[0] >= tasks:
+                break
+            work(int(ticket[0]))
+            mine.append(int(ticket[0]))
     return mine
 
 
 def take_by_compare_and_swap(comm, tasks, work):
-    from mpi4py import MPI
-
-    window = MPI.Win.Allocate_shared(8 if comm.rank == 0 else 0, 8, comm=comm)
-    if comm.rank == 0:
-        np.frombuffer(window, "i8")[0] = 0
-    comm.Barrier()
     mine, expected, found = [], np.zeros(1, "i8"), np.zeros(1, "i8")
-    window.Lock_all()
-    while expected[0] < tasks:
-        window.Compare_and_swap(expected + 1, expected, found, 0)
-        window.Flush(0)
-        if found[0] == expected[0]:
-            work(int(found[0]))
-            mine.append(int(found[0]))
-            expected += 1
-        else:
-            expected[:] = found
-    window.Unlock_all()
-    window.Free()
+    with ticket_window(comm) as window:
+        while expected[0] < tasks:
+            window.Compare_and_swap(expected + 1, expected, found, 0)
+            window.Flush(0)
+            if found[0] == expected[0]:
+                work(int(found[0]))
+                mine.append(int(found[0]))
+                expected += 1
+            else:
+                expected[:] = found
     return mine
 
 
@@ -288,11 +249,11 @@ EXERCISES = {
             },
         ),
         Exercise(
-            train_until,
+            train_until_with_means,
             ranks=(4,),
             cases=lambda p: [[(own, enough) for own in LOSSES[:p]] for enough in (0.5, 0.3, 0.0)],
             serial=stopped(lambda rows: rows.mean(axis=0)),
-            also_right=(train_until_with_means, train_until_decided_by_rank_0),
+            also_right=(train_until_decided_by_rank_0,),
             hint="All ranks must decide by the same number, the mean loss.",
             mistakes={
                 "Stop as soon as the mean loss is below `enough`.": stopped(np.ones_like),
@@ -302,13 +263,13 @@ EXERCISES = {
         ),
     ],
     "01-4": Exercise(
-        share,
+        share_by_ibcast,
         ranks=(4,),
         cases=lambda p: [[(arrays_of(shapes, r),) for r in range(p)] for shapes in SHAPES],
         call=call_share,
         serial=spread(lambda rank: 0),
         score=of_slowest_rank(share_of_one_message),
-        also_right=(share_pickled, share_by_ibcast),
+        also_right=(lambda comm, arrays: comm.bcast(arrays),),
         hint="Every rank must return arrays of the same shapes, with the values of rank 0.",
         mistakes={
             "Each rank has kept its arrays.": spread(lambda rank: rank),
@@ -319,13 +280,13 @@ EXERCISES = {
         remark="The limit is one broadcast of all these bytes from one array to another.",
     ),
     "01-5": Exercise(
-        take,
+        take_by_get_accumulate,
         ranks=(4,),
         cases=lambda p: [[(TASKS * p, slow)] * p for slow in range(p)],
         call=call_take,
         view=of_the_slow,  # one rank has an equal share or more in any fixed split
         serial=drawn(range),
-        also_right=(take_by_get_accumulate, take_by_compare_and_swap),
+        also_right=(take_by_compare_and_swap,),
         hint="Every ticket once: read and increment the counter in one operation, `Fetch_and_op`.",
         mistakes={
             "A rank that draws `tasks` or more stops without doing it.": (

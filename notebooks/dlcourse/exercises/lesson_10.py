@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 
-from dlcourse.exercises.engine import Exercise, Letters, WrongAnswer
+from dlcourse.exercises.engine import Exercise, Letters, Recorded, WrongAnswer
 from dlguide.data import datasets
 
 RANDOM = np.random.default_rng(10)
@@ -14,6 +14,7 @@ CHILD = 20, 30  # of 10-5: one has more values than all losses, with their numbe
 SLOWEST = 5.0  # the rate of the plain descent that 10-1 asks to beat
 
 
+@cache
 def small_digits(first, last, test=False):
     """These images as 7 x 7 means and a constant 1, and their labels."""
     data = datasets.load()
@@ -38,7 +39,7 @@ class Hill:
     """The loss of exercise 10-1, which counts its calls and refuses more than `passes`."""
 
     def __init__(self, passes=PASSES):
-        self.x, self.y = _hill_images()
+        self.x, self.y = small_digits(4000, 6000)
         self.passes, self.calls = passes, 0
 
     def __call__(self, weights):
@@ -52,11 +53,6 @@ class Hill:
         """The loss at the weights that were returned; this call is not counted."""
         self.passes = math.inf
         return self(weights)[0]
-
-
-@cache
-def _hill_images():
-    return small_digits(4000, 6000)
 
 
 @cache
@@ -117,30 +113,9 @@ def smallest_batch(variance, length, share, samples):
     return math.ceil(variance * samples / (allowed * (samples - 1) + variance) - 1e-9)
 
 
-def generation(comm, draw, loss, parents):
-    children = draw()
-    own = [(loss(children[i]), i) for i in range(comm.rank, len(children), comm.size)]
-    ranked = sorted(each for part in comm.allgather(own) for each in part)
-    return np.mean([children[i] for _, i in ranked[:parents]], axis=0), 8 * len(children)
-
-
-class Counted:
-    """A communicator that counts the values which a rank hands to it; `only` these methods."""
-
-    def __init__(self, comm, only=()):
-        self.comm, self.rank, self.size, self.values = comm, comm.rank, comm.size, 0
-        self.only = only
-
-    def __getattr__(self, name):
-        if self.only and name not in (*self.only, "Get_rank", "Get_size"):
-            raise AttributeError(f"Only {' and '.join(self.only)} is allowed here, not {name}.")
-        method = getattr(self.comm, name)
-
-        def counted(*given, **named):
-            self.values += count(next(iter((*given, *named.values())), ()))
-            return method(*given, **named)
-
-        return counted if callable(method) else method
+def sent_values(comm):
+    """The values that a rank has handed to a communicator which records it."""
+    return sum(count(given[0]) for _, given, _ in comm.calls if given)
 
 
 def count(value):
@@ -152,14 +127,14 @@ def count(value):
 def call_generation(answer, comm, children, parents):
     """What `generation` returns, how often this rank judged each child, the values it sent."""
     known, judged = [child.tobytes() for child in children], np.zeros(len(children))
-    comm = Counted(comm)
+    comm = Recorded(comm)
 
     def loss(child):
         judged[known.index(np.asarray(child).tobytes())] += 1
         return float(np.sum(child**2))
 
     came = answer(comm, lambda: [child.copy() for child in children], loss, parents)
-    return came, judged, comm.values
+    return came, judged, sent_values(comm)
 
 
 def shared(results):
@@ -186,14 +161,6 @@ def judged(sign=1, order=lambda n, p: np.arange(n), nbytes=8, shares=True, value
         return [((mean, nbytes * n), each, values * n) for each in own]
 
     return serial
-
-
-def generation_in_rows(comm, draw, loss, parents):
-    children = draw()
-    own = [loss(child) for child in np.array_split(children, comm.size)[comm.rank]]
-    losses = np.concatenate(comm.allgather(own))
-    best = np.argsort(losses)[:parents]
-    return sum(children[i] for i in best) / parents, losses.nbytes
 
 
 def generation_by_allreduce(comm, draw, loss, parents):
@@ -224,40 +191,12 @@ def descend_by_nesterov(loss_and_gradient, weights, passes):
     return weights
 
 
-def descend_by_bfgs(loss_and_gradient, weights, passes):
-    """Limited-memory BFGS with three pairs, and half a step where the loss does not fall."""
-    loss, gradient = loss_and_gradient(weights)
-    pairs, step, left = [], 1.0, passes - 1
-    while left:
-        direction, factors = gradient.copy(), []
-        for move, change in reversed(pairs):
-            factors.append(np.sum(move * direction) / np.sum(move * change))
-            direction -= factors[-1] * change
-        if pairs:
-            move, change = pairs[-1]
-            direction *= np.sum(move * change) / np.sum(change**2)
-        for move, change in pairs:
-            back = np.sum(change * direction) / np.sum(move * change)
-            direction += (factors.pop() - back) * move
-        trial = weights - step * direction
-        trial_loss, trial_gradient = loss_and_gradient(trial)
-        left -= 1
-        if trial_loss > loss:
-            step /= 2
-            continue
-        move, change = trial - weights, trial_gradient - gradient
-        if np.sum(move * change) > 0:
-            pairs = [*pairs[-2:], (move, change)]
-        weights, loss, gradient, step = trial, trial_loss, trial_gradient, 1.0
-    return weights
-
-
 EXERCISES = {
     "10-1": Exercise(
         descend,
         check=check_descend,
         score=share_of_lbfgs,
-        also_right=(descend_by_nesterov, descend_by_bfgs),
+        also_right=(descend_by_nesterov,),
         hint="Momentum is a start: v = 0.9 v - rate g, w = w + v.",
         mistakes={
             "Plain descent with the rate 5 ends lower than this.": lambda f, w, n: w,
@@ -329,7 +268,7 @@ EXERCISES = {
         "replacement, all samples together have no noise.",
     ),
     "10-5": Exercise(
-        generation,
+        generation_by_allreduce,
         ranks=(2, 3),
         cases=lambda p: [
             [(np.random.default_rng(n).normal(size=(n, *CHILD)), parents)] * p
@@ -338,7 +277,7 @@ EXERCISES = {
         call=call_generation,
         view=shared,
         serial=judged(),
-        also_right=(generation_in_rows, generation_by_allreduce, generation_gathered),
+        also_right=(generation_gathered,),
         hint="The mean of the best of all children, and the bytes of all losses.",
         mistakes={
             "Which rank judges which? children[comm.rank :: comm.size].": judged(shares=False),

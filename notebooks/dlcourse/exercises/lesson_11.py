@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from dlcourse.exercises.engine import Exercise, letter, share_of
-from dlcourse.exercises.lesson_10 import Counted
+from dlcourse.exercises.engine import Exercise, Recorded, letter, share_of
+from dlcourse.exercises.lesson_10 import sent_values
 
 RANDOM = np.random.default_rng(4)
 KERNELS = [RANDOM.normal(size=(k, k)) for k in (3, 5)]
@@ -53,24 +53,11 @@ def share_of_product(answer, cluster):
     return share_of(lambda: left @ right, lambda: answer(images, kernels), 7)
 
 
-def strip(comm, rows, kernel):
-    from mpi4py import MPI
-
-    half, before, after = len(kernel) // 2, comm.rank - 1, comm.rank + 1
-    before = MPI.PROC_NULL if before < 0 else before
-    after = MPI.PROC_NULL if after == comm.size else after
-    below = comm.sendrecv(rows[:half], dest=before, source=after)
-    above = comm.sendrecv(rows[-half:], dest=after, source=before)
-    zeros = np.zeros_like(rows[:half])
-    parts = [zeros if above is None else above, rows, zeros if below is None else below]
-    return convolved(np.concatenate(parts), kernel)[half:-half]
-
-
 def call_strip(answer, comm, rows, kernel):
     """The answer's strip, and whether the rank has sent no more than two halos."""
-    half, comm = len(kernel) // 2, Counted(comm, only=("sendrecv",))
+    half, comm = len(kernel) // 2, Recorded(comm, only=("sendrecv",))
     came = answer(comm, rows, kernel)
-    return came, comm.values <= 2 * half * (rows.shape[1] + 2 * half)
+    return came, sent_values(comm) <= 2 * half * (rows.shape[1] + 2 * half)
 
 
 def frugal(results):
@@ -238,7 +225,7 @@ EXERCISES = {
         remark="Both are convolutions: so training costs about three times as much as inference.",
     ),
     "11-4": Exercise(
-        strip,
+        strip_by_places,
         ranks=(2, 3),
         cases=lambda p: [
             [(RANDOM.normal(size=(len(k) // 2 + (r + 2) % 3, 6)), k) for r in range(p)]
@@ -247,7 +234,7 @@ EXERCISES = {
         call=call_strip,
         view=frugal,
         serial=as_sent(whole),
-        also_right=(strip_by_places, strip_by_scipy),
+        also_right=(strip_by_scipy,),
         hint="Exchange the halo with the neighbours, and put zeros around the whole image.",
         mistakes={
             "Send the rows at the seams only, each to one neighbour.": as_sent(whole, few=False),

@@ -63,16 +63,6 @@ def cornered(samples, labels, classes):
     return came
 
 
-def play(comm, discriminator, generator, rate, steps, batch, of_discriminator, of_generator):
-    for rows, codes in steps:
-        discriminator = discriminator - rate / batch * comm.allreduce(
-            of_discriminator(discriminator, generator, rows, codes)
-        )
-        slope = comm.allreduce(of_generator(discriminator, generator, codes))
-        generator = generator - rate / batch * slope
-    return discriminator, generator
-
-
 def of_discriminator(d, g, rows, z):
     made = g[0] + g[1] * z
     real, fake = -1 / (1 + np.exp(d[0] + d[1] * rows)), 1 / (1 + np.exp(-d[0] - d[1] * made))
@@ -229,12 +219,12 @@ EXERCISES = {
         remark="Both nets need the label: a discriminator without it cannot ask for a kind.",
     ),
     "12-5": Exercise(
-        play,
+        play_with_buffers,
         ranks=(2, 3),
         cases=games,
         view=agreed,
         serial=game,
-        also_right=(play_with_buffers, play_gathered),
+        also_right=(play_gathered,),
         hint="First the discriminator, then the generator; each with the sum over all ranks.",
         mistakes={
             "Is the discriminator's gradient summed over ranks?": partial(game, apart=(1, 0)),

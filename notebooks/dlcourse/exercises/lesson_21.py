@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from dlcourse.exercises.engine import Exercise, Letters, of_slowest_rank, share_of
+from dlcourse.exercises.engine import Exercise, Letters, Recorded, of_slowest_rank, share_of
 from dlguide import collectives
 
 COLLECTIVES = ("reduce", "gather", "bcast", "alltoall", "scatter", "scan")
@@ -28,57 +28,21 @@ def crossing(ranks, latency_s, byte_s, ring=2, two=math.inf):
     return (ring * (ranks - 1) - messages) * latency_s / (share * byte_s) if ranks > 2 else two
 
 
-def halving_doubling(comm, array):
-    low, high, distance, swaps = 0, array.size, comm.size // 2, []
-    while distance:
-        partner, middle = comm.rank ^ distance, (low + high) // 2
-        mine, theirs = slice(low, middle), slice(middle, high)
-        if comm.rank & distance:
-            mine, theirs = theirs, mine
-        space = np.empty_like(array[mine])
-        comm.Sendrecv(array[theirs], partner, 0, space, partner, 0)
-        array[mine] += space
-        swaps.append((partner, mine, theirs))
-        low, high, distance = mine.start, mine.stop, distance // 2
-    for partner, mine, theirs in reversed(swaps):
-        comm.Sendrecv(array[mine], partner, 0, array[theirs], partner, 0)
-    return array
-
-
-class Watched:
-    """A communicator that counts bytes and messages that are sent, and notes collectives."""
-
-    def __init__(self, comm):
-        self.comm, self.sent, self.messages, self.collective = comm, 0, 0, False
-
-    def __getattr__(self, name):
-        self.collective |= any(word in name.lower() for word in COLLECTIVES)
-        return partial(self.send, name) if "send" in name.lower() else getattr(self.comm, name)
-
-    def send(self, name, *args, **named):
-        data = (*args, *named.values())[0]
-        self.sent += np.asarray(data[0] if isinstance(data, list | tuple) else data).nbytes
-        self.messages += 1
-        return getattr(self.comm, name)(*args, **named)
-
-
 def call_watched(answer, comm, array):
     """The sum; whether it took a collective, too many bytes, too many messages."""
-    watched, part = Watched(comm), 8 * -(-array.size // comm.size)
+    watched, part = Recorded(comm), 8 * -(-array.size // comm.size)
     total = answer(watched, array)
-    too_long = watched.sent > 2 * (comm.size - 1) * part
-    return total, watched.collective, too_long, watched.messages > 2 * math.log2(comm.size)
+    collective = any(word in name.lower() for name, *_ in watched.calls for word in COLLECTIVES)
+    sent = [given[0] for name, given, _ in watched.calls if "send" in name.lower()]
+    arrays = [np.asarray(data[0] if isinstance(data, list | tuple) else data) for data in sent]
+    too_long = sum(each.nbytes for each in arrays) > 2 * (comm.size - 1) * part
+    return total, collective, too_long, len(sent) > 2 * math.log2(comm.size)
 
 
 def summed(inputs, of=lambda total, own, rank: total, notes=(False, False, False)):
     arrays = [array for (array,) in inputs]
     totals = [of(sum(arrays), own, rank) for rank, own in enumerate(arrays)]
-    return [(total, *notes) for total in totals]
-
-
-def plain_sum(inputs, of=lambda total, own: total):
-    arrays = [array for (array,) in inputs]
-    return [of(sum(arrays), own) for own in arrays]
+    return totals if notes is None else [(total, *notes) for total in totals]
 
 
 def arrays_of(sizes, dtype):
@@ -202,9 +166,9 @@ EXERCISES = {
         remark="On 1024 ranks with 20 µs and 1.25e9 bytes/s only from "
         f"{crossing(1024, 2e-5, 8e-10) / 1e6:.1f} million bytes on."),
     "21-4": Exercise(
-        halving_doubling, ranks=(2, 4), call=call_watched, serial=summed,
+        halving_by_recursion, ranks=(2, 4), call=call_watched, serial=summed,
         cases=arrays_of((1, 2, 5, 1001, 40_000), float),
-        also_right=(halving_by_recursion, halving_from_far_to_near),
+        also_right=(halving_from_far_to_near,),
         hint="Halve the range in each step; note partner, your half and the other for the way "
         "back. Which half does a rank keep whose bit of `distance` is set?",
         mistakes={
@@ -224,17 +188,17 @@ EXERCISES = {
         remark="The bytes of a ring in 2 log2(p) messages: 4 instead of 6 on 4 ranks."),
     "21-5": Exercise(
         lambda comm, array: collectives.allreduce_shared(array, comm), ranks=(2, 3),
-        serial=plain_sum, cases=arrays_of((1, 1001, 100_000), np.float32),
+        serial=partial(summed, notes=None), cases=arrays_of((1, 1001, 100_000), np.float32),
         score=of_slowest_rank(share_of_memory),
         also_right=(allreduce_of_the_library, allreduce_scattered),
         hint="Return the array with the sum of all ranks' arrays.",
         mistakes={
             "Nothing came back: return the array of sums.":
-                partial(plain_sum, of=lambda total, own: None),
+                partial(summed, notes=None, of=lambda *_: None),
             "Every rank still has its own values. Return the array with the sum.":
-                partial(plain_sum, of=lambda total, own: own),
+                partial(summed, notes=None, of=lambda total, own, rank: own),
             "A sum was asked for, not a mean.":
-                lambda inputs: plain_sum(inputs, of=lambda total, own: total / len(inputs)),
+                lambda inputs: [total / len(inputs) for total in summed(inputs, notes=None)],
         },
         remark="The limit reads and writes every element once, with no message between ranks."),
 }  # fmt: skip

@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 
-from dlcourse.exercises.engine import Exercise, letter, of_slowest_rank, share_of
+from dlcourse.exercises.engine import Exercise, Recorded, letter, of_slowest_rank, share_of
 
 RANDOM = np.random.default_rng(22)
 ORDERS = [[0, 0, 0], [0, 1, 2, 0, 1, 2], [0, 0, 0, 1, 0, 1, 1], RANDOM.geometric(0.4, 300).tolist()]
@@ -50,43 +50,15 @@ def finished(times):
     return best(times, int(np.argmax(rates)))
 
 
-def serve(comm, weights, gradient, rate, steps):
-    weights, server = weights.copy(), comm.size - 1
-    for _ in range(steps):
-        if comm.rank < server:
-            comm.send(gradient(weights), server)
-            weights = comm.recv(source=server)
-            continue
-        pairs = [comm.recv(source=worker) for worker in range(server)]
-        total = sum(count for _, count in pairs)
-        weights -= rate * sum(mean * (count / total) for mean, count in pairs)
-        for worker in range(server):
-            comm.send(weights, worker)
-    return weights
-
-
-class Watched:
-    """A communicator that records which of its methods are called."""
-
-    def __init__(self, comm):
-        self.comm, self.called = comm, set()
-
-    def __getattr__(self, name):
-        value = getattr(self.comm, name)
-        if callable(value) and not name.startswith("Get_"):
-            self.called.add(name.lower())
-        return value
-
-    def messages_only(self):
-        sent = {each for each in self.called if each.endswith("send")}
-        received = {each for each in self.called if each.endswith("recv")}
-        probed = {each for each in self.called if each.endswith("probe")}
-        return bool(sent and received) and self.called == sent | received | probed
-
-
 def watched(answer, comm, weights, *rest):
-    watch = Watched(comm)
-    return answer(watch, weights, *rest), weights, watch.messages_only()
+    """The weights, those that were given, and whether there were messages and nothing else."""
+    watch = Recorded(comm)
+    came = answer(watch, weights, *rest)
+    called = {name.lower() for name, *_ in watch.calls if not name.startswith("Get_")}
+    sent, received, probed = (
+        {name for name in called if name.endswith(end)} for end in ("send", "recv", "probe")
+    )
+    return came, weights, bool(sent and received) and called == sent | received | probed
 
 
 def share_of_messages(answer, comm, steps=4, size=250_000):
@@ -220,9 +192,9 @@ EXERCISES = {
         remark=f"{best(TIMES[-1])[0]} of 20 in the last case. In the third, one worker is always "
         f"slow: {best(TIMES[2])[1].max():.0%} of its gradients are left out."),
     "22-4": Exercise(
-        serve, ranks=(2, 3), cases=tasks, serial=descent, call=watched,
+        serve_pickled, ranks=(2, 3), cases=tasks, serial=descent, call=watched,
         score=of_slowest_rank(share_of_messages),
-        also_right=(serve_pickled, serve_with_buffers),
+        also_right=(serve_with_buffers,),
         hint="Is each step made at the weights of the step before?",
         mistakes={
             "Workers have different numbers of samples: weight each gradient by its own.":

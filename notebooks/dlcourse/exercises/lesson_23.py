@@ -1,11 +1,15 @@
 """Exercises of lesson 23: bubbles, orders, named dimensions, a plan, a mixture of experts."""
 
 from functools import partial
+from itertools import chain
 from math import ceil, floor
 
 import numpy as np
 
 from dlcourse.exercises.engine import Exercise, letter
+from dlcourse.parallel import pipeline_schedule as schedule
+
+KINDS = {"F": schedule.FORWARD, "B": schedule.BACKWARD, "W": schedule.WEIGHTS}
 
 
 def microbatches(stages, share, up=ceil, least=1):
@@ -21,28 +25,38 @@ def order(stage, stages, microbatches, ahead=None):
     return work + [("B", number) for number in range(microbatches - ahead, microbatches)]
 
 
+def judged(rows, stages, microbatches, seconds, room):
+    """What is wrong with the orders of all stages, "" when nothing is, and the time they take.
+
+    Args:
+        seconds: of each kind, in the order in which a microbatch needs them.
+        room: how many microbatches each stage may hold.
+    """
+    rows = [[(kind, int(m)) for kind, m in row] for row in rows]
+    wanted = [[(kind, m) for kind in seconds] for m in range(microbatches)]
+    if len(rows) != stages or any(sorted(row) != sorted(chain(*wanted)) for row in rows):
+        return "an incomplete order", 0
+    in_turn = [sorted(row, key=lambda work: work[1]) for row in rows]  # a stable sort
+    if any(row != [*chain(*wanted)] for row in in_turn):
+        return "an impossible order", 0
+    orders = [[schedule.Work(KINDS[kind], m) for kind, m in row] for row in rows]
+    try:
+        cells = schedule.simulate(orders, lambda stage, work: seconds[work.kind[0].upper()])
+    except ValueError:
+        return "a deadlock", 0
+    held = schedule.in_flight(cells)
+    if any(most > least for most, least in zip(held, room, strict=True)):
+        return f"{max(held)} microbatches held by a stage", 0
+    return "", max(cell.end_s for cell in cells)
+
+
 def play(answer, _, stages, microbatches):
     """What is wrong with the orders of all stages, played together; "" when nothing is."""
     rows = [answer(stage, stages, microbatches) for stage in range(stages)]
-    rows, ends, free = [[(kind, int(m)) for kind, m in row] for row in rows], {}, [0] * stages
-    if any(sorted(row) != sorted(order(0, 1, microbatches)) for row in rows):
-        return "an incomplete order"
-    if any(row.index(("B", m)) < row.index(("F", m)) for row in rows for m in range(microbatches)):
-        return "an impossible order"
-    held = [np.cumsum([1 if kind == "F" else -1 for kind, _ in row]).max() for row in rows]
-    if any(most > stages - stage for stage, most in enumerate(held)):
-        return f"{max(held)} microbatches held by a stage"
-    while any(rows):
-        before = len(ends)
-        for stage, row in enumerate(rows):
-            kind, m = row[0] if row else ("", 0)
-            near = (stage - 1, "F", m) if kind == "F" else (stage + 1, "B", m)
-            if row and (near in ends or not 0 <= near[0] < stages):
-                free[stage] = max(free[stage], ends.get(near, 0)) + (1 if kind == "F" else 2)
-                ends[stage, *row.pop(0)] = free[stage]
-        if len(ends) == before:
-            return "a deadlock"
-    return "a longer time than GPipe's" if max(free) > 3 * (microbatches + stages - 1) else ""
+    room = range(stages, 0, -1)
+    wrong, time = judged(rows, stages, microbatches, {"F": 1, "B": 2}, room)
+    slow = time > 3 * (microbatches + stages - 1)
+    return wrong or ("a longer time than GPipe's" if slow else "")
 
 
 def local(x, w, mesh, layout):
@@ -94,30 +108,7 @@ def at_once(stages, microbatches):
 
 def plan_seconds(rows, stages, microbatches):
     """What is wrong with a plan ("" when nothing is), and the time it takes."""
-    rows = [[(kind, int(m)) for kind, m in row] for row in rows]
-    every = sorted((kind, m) for kind in "FBW" for m in range(microbatches))
-    if len(rows) != stages or any(sorted(row) != every for row in rows):
-        return "an incomplete plan", 0
-    for row in rows:
-        place = {each: number for number, each in enumerate(row)}
-        if any(not place["F", m] < place["B", m] < place["W", m] for m in range(microbatches)):
-            return "an impossible plan", 0
-    steps = {"F": 1, "B": 0, "W": -1}
-    held = max(np.cumsum([steps[kind] for kind, _ in row]).max() for row in rows)
-    if held > stages:
-        return f"{held} microbatches held by a stage", 0
-    ends, free = {}, [0] * stages
-    while any(rows):
-        before = len(ends)
-        for stage, row in enumerate(rows):
-            kind, m = row[0] if row else ("", 0)
-            near = (stage + {"F": -1, "B": 1, "W": stages}.get(kind, 0), kind, m)
-            if row and (near in ends or not 0 <= near[0] < stages):
-                free[stage] = max(free[stage], ends.get(near, 0)) + 1
-                ends[stage, *row.pop(0)] = free[stage]
-        if len(ends) == before:
-            return "a deadlock", 0
-    return "", max(free)
+    return judged(rows, stages, microbatches, {"F": 1, "B": 1, "W": 1}, [stages] * stages)
 
 
 def judged_plan(answer, stages, microbatches):
@@ -133,14 +124,6 @@ def share_of_bound(answer, cluster):
 
 
 PLANS = [(3, 6), (4, 5), (4, 8), (8, 16)]
-
-
-def mixture(comm, tokens, choice, expert):
-    moved = comm.alltoall([tokens[choice == rank] for rank in range(comm.size)])
-    out = np.empty_like(tokens)
-    for rank, rows in enumerate(comm.alltoall([expert(rows) for rows in moved])):
-        out[choice == rank] = rows
-    return out
 
 
 def tokens(ranks):
@@ -197,42 +180,9 @@ def mixture_by_messages(comm, tokens, choice, expert):
 
 
 def plan_with_late_weights(stages, microbatches):
-    """1F1B, where stage s is s microbatches behind with W."""
-    rows = []
-    for stage in range(stages):
-        row, ahead = [], min(stages - 1 - stage, microbatches)
-        row += [("F", m) for m in range(ahead)]
-        for m in range(microbatches):
-            if m + ahead < microbatches:
-                row.append(("F", m + ahead))
-            row.append(("B", m))
-            if m >= stage:
-                row.append(("W", m - stage))
-        done = sum(kind == "W" for kind, _ in row)
-        rows.append(row + [("W", m) for m in range(done, microbatches)])
-    return rows
-
-
-def plan_by_the_clock(stages, microbatches):
-    """In each unit of time: B if the gradient is there, else F if there is room, else W."""
-    rows = [[] for _ in range(stages)]
-    forwards, backwards, weights = ([0] * stages for _ in range(3))
-    while min(weights) < microbatches:
-        arrived = [microbatches, *forwards[:-1]], [*backwards[1:], microbatches]
-        arrived = [list(each) for each in arrived]
-        before = [*forwards], [*backwards]
-        for stage in range(stages):
-            f, b, w = before[0][stage], before[1][stage], weights[stage]
-            if b < min(f, arrived[1][stage]):
-                rows[stage].append(("B", b))
-                backwards[stage] += 1
-            elif f < arrived[0][stage] and f - w < stages:
-                rows[stage].append(("F", f))
-                forwards[stage] += 1
-            elif w < b:
-                rows[stage].append(("W", w))
-                weights[stage] += 1
-    return rows
+    """1F1B, where stage s is s microbatches behind with W: the library's "zb-h1"."""
+    rows = [schedule.zero_bubble(stage, stages, microbatches) for stage in range(stages)]
+    return [[(work.kind[0].upper(), work.microbatch) for work in row] for row in rows]
 
 
 EXERCISES = {
@@ -285,7 +235,7 @@ EXERCISES = {
     ],
     "23-4": Exercise(
         plan, call=judged_plan, cases=PLANS, score=share_of_bound,
-        also_right=(plan_with_late_weights, plan_by_the_clock),
+        also_right=(plan_with_late_weights,),
         hint="B first, because another stage waits for it; W fills what would be a gap.",
         mistakes={
             "Each of F, B and W comes once for each microbatch, in each stage's list.":
@@ -298,8 +248,8 @@ EXERCISES = {
         },
         remark="Zero bubble (Qi et al. 2023) and DualPipe (DeepSeek, 2024) are such plans."),
     "23-5": Exercise(
-        mixture, ranks=(2, 3), cases=tokens, serial=experts,
-        also_right=(mixture_sorted, mixture_by_messages),
+        mixture_sorted, ranks=(2, 3), cases=tokens, serial=experts,
+        also_right=(mixture_by_messages,),
         hint="Are the rows in the order of the tokens? What comes back is sorted by experts.",
         mistakes={
             "Are the rows in the order of the tokens? What comes back is sorted by experts.":

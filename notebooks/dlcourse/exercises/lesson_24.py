@@ -49,22 +49,6 @@ def real_gradients():
     return found
 
 
-def pack(gradient, nbytes):
-    """Top-k, with a scale and 16 bits for each value and for each place."""
-    flat = gradient.ravel()
-    scale = np.abs(flat).max(keepdims=True)
-    places = np.argsort(-np.abs(flat))[: (nbytes - 4) // 4]
-    values = (flat[places] / scale).astype("f2")
-    return np.concatenate([scale.view("u1"), values.view("u1"), places.astype("u2").view("u1")])
-
-
-def unpack(message, shape, first=4):
-    gradient = np.zeros(math.prod(shape), "f4")
-    values, places = np.split(message[first:], 2)
-    gradient[places.view("u2")] = values.view("f2") * message[:4].view("f4")
-    return gradient.reshape(shape)
-
-
 def plain_top_k(gradient, nbytes, each=8, count=None):
     flat = gradient.ravel()
     places = np.argsort(-np.abs(flat))[: nbytes // each if count is None else count]
@@ -104,16 +88,6 @@ def kept(answer):
 def at_least_top_k(answer):
     if kept(answer) < 0.999 * kept((plain_top_k, plain_unpack)):
         raise WrongAnswer("Plain top-k keeps more: the largest values, their places as uint32.")
-
-
-def train(comm, weights, gradient, rate, steps, every):
-    weights, drifts = weights.copy(), []
-    for number in range(1, steps + 1):
-        weights -= rate * gradient(weights, number - 1)
-        if number % every == 0 or number == steps:
-            own, weights = weights, comm.allreduce(weights) / comm.size
-            drifts.append(np.abs(own - weights).max())
-    return weights, len(drifts) * weights.nbytes, drifts
 
 
 def walks(ranks):
@@ -245,7 +219,7 @@ EXERCISES = {
             "From 100 ranks on, 1 % top-k pays on no link; what is summed (fp16) still may."),
     ],
     "24-4": Exercise(
-        (pack, unpack), check=at_least_top_k, limit_s=30.0,
+        (pack_halves, unpack_halves), check=at_least_top_k, limit_s=30.0,
         score=lambda answer, cluster: kept(answer),
         mistakes={
             "The message has more than `nbytes` bytes.":
@@ -257,13 +231,13 @@ EXERCISES = {
             "Plain top-k keeps more: the largest values, their places as uint32.":
                 (partial(plain_top_k, count=20), plain_unpack),
         },
-        also_right=((pack_halves, unpack_halves), (pack_bytes, unpack_bytes)),
+        also_right=((pack_bytes, unpack_bytes),),
         remark="1.00 would be the whole gradient; plain top-k keeps about 0.3 of it."),
     "24-5": Exercise(
-        train, ranks=(2, 3), cases=walks, serial=local_sgd,
+        train_with_buffers, ranks=(2, 3), cases=walks, serial=local_sgd,
         call=lambda answer, comm, w, *rest:
             (old := w.copy(), answer(comm, w, *rest), bool((old != w).any()))[1:],
-        also_right=(train_with_buffers, train_with_a_list_of_turns),
+        also_right=(train_with_a_list_of_turns,),
         hint="Each rank takes steps with its own gradient; every `every` steps all take the mean.",
         mistakes={
             "A sum was taken as the mean: divide it by the ranks.": partial(local_sgd, share=0),

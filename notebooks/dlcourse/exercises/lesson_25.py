@@ -32,21 +32,6 @@ def times_too_large(samples, batch, workers, share=math.ceil):
     return batch / (share(samples / workers) % batch or batch)
 
 
-def train(comm, weights, gradient, samples, batch, rate, warmup, momentum):
-    velocity = np.zeros_like(weights)
-    for number, some in enumerate(np.split(samples, range(batch, len(samples), batch))):
-        mean = comm.allreduce(len(some) * gradient(weights, some)) / comm.allreduce(len(some))
-        velocity = momentum * velocity + mean
-        times = 1 + (comm.size - 1) * min(1, number / warmup)
-        weights = weights - rate * times * velocity
-    return weights
-
-
-def falling_rates():
-    """A warmup over three epochs and a line to 0."""
-    return np.concatenate([np.linspace(0.05, 0.4, 57), np.linspace(0.4, 0, 95)])
-
-
 def of_use(answer):
     rates = np.asarray(answer(), float)
     return rates.shape, bool(np.isfinite(rates).all() and (rates >= 0).all())
@@ -141,10 +126,6 @@ def rates_by_cosine():
     return 0.3 * np.minimum(1, (steps + 1) / 30) * (1 + np.cos(np.pi * steps / 152)) / 2
 
 
-def rates_in_stairs():
-    return [0.1] * 20 + [0.2] * 20 + [0.3] * 60 + [0.1] * 30 + [0.02] * 22
-
-
 EXERCISES = {
     "25-1": Exercise(
         scaled,
@@ -206,8 +187,8 @@ EXERCISES = {
             "24 workers: 21 times too large, the most in the thesis, directly before validation."),
     ],
     "25-4": Exercise(
-        train, ranks=(2, 3), cases=parts, serial=recipe,
-        also_right=(recipe_with_sizes, recipe_gathered),
+        recipe_with_sizes, ranks=(2, 3), cases=parts, serial=recipe,
+        also_right=(recipe_gathered,),
         hint="Mean gradient of all ranks' samples, velocity, rate of this step.",
         mistakes={
             "The rate leads up to ranks x the rate of one rank.": partial(recipe, scale=False),
@@ -221,12 +202,12 @@ EXERCISES = {
         },
         remark="One process with the global batch, rate and warmup has the same weights."),
     "25-5": Exercise(
-        falling_rates, call=of_use, score=recovered, limit_s=60,
-        also_right=(rates_by_cosine, rates_in_stairs),
+        rates_by_cosine, call=of_use, score=recovered, limit_s=60,
+        also_right=(lambda: [0.1] * 20 + [0.2] * 20 + [0.3] * 60 + [0.1] * 30 + [0.02] * 22,),
         hint="Return a NumPy array of 152 learning rates, finite and not negative.",
         mistakes={
-            "There are 152 steps, and each has a rate.": lambda: falling_rates()[1:],
-            "A rate is a number that is not negative.": lambda: falling_rates() - 1,
+            "There are 152 steps, and each has a rate.": lambda: rates_by_cosine()[1:],
+            "A rate is a number that is not negative.": lambda: rates_by_cosine() - 1,
         },
         remark="The baseline has 1.00; a score above it beats the small batch with the large one."),
 }  # fmt: skip

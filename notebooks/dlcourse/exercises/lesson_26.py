@@ -28,27 +28,6 @@ def detect(seen, samples):
     return samples - len(counts), counts.total() - len(counts)
 
 
-def fixed(data, watch, callbacks):
-    import keras
-    import tensorflow as tf
-
-    import dlguide.horovod as hvd
-
-    model = keras.Sequential(
-        [keras.Input((28, 28, 1)), keras.layers.Flatten(), keras.layers.Dense(10)]
-    )
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size() ** 0.5))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=False)
-    batches = tf.data.Dataset.from_tensor_slices((data.train_images, data.train_labels))
-    batches = batches.shuffle(240, seed=7).shard(hvd.size(), hvd.rank()).batch(20)
-    first = [
-        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-        hvd.callbacks.MetricAverageCallback(),
-    ]
-    model.fit(watch(batches), epochs=2, shuffle=False, verbose=0, callbacks=[*first, *callbacks])
-
-
 def facts(answer, comm):
     """What one rank's training with the answer showed."""
     from dlcourse import trial
@@ -88,9 +67,9 @@ def fault(ranks):
     return next((name for name, found in faults.items() if found), "")
 
 
-def corrected_by_slices(data, watch, callbacks):
+def corrected(data, watch, callbacks, batches_of):
+    """The corrected program, with one of two ways to give each rank its own samples."""
     import keras
-    import tensorflow as tf
 
     import dlguide.horovod as hvd
 
@@ -100,47 +79,31 @@ def corrected_by_slices(data, watch, callbacks):
     optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size() ** 0.5))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=False)
-    images = data.train_images[hvd.rank() :: hvd.size()]
-    labels = data.train_labels[hvd.rank() :: hvd.size()]
-    batches = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(images)).batch(20)
-    steps = len(data.train_labels) // 20 // hvd.size()  # a rank has only its share of the samples
+    steps = len(data.train_labels) // (20 * hvd.size())  # a rank has only its share of the samples
+    batches = batches_of(data, hvd.rank(), hvd.size()).batch(20).take(steps)
     callbacks = [hvd.callbacks.MetricAverageCallback(), *callbacks]
     callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), *callbacks]
-    model.fit(watch(batches.take(steps)), epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
+    model.fit(watch(batches), epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
+
+
+def corrected_by_slices(data, watch, callbacks):
+    import tensorflow as tf
+
+    def own_slice(data, rank, ranks):
+        images, labels = data.train_images[rank::ranks], data.train_labels[rank::ranks]
+        return tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(images))
+
+    corrected(data, watch, callbacks, own_slice)
 
 
 def corrected_by_one_shuffle(data, watch, callbacks):
-    import keras
     import tensorflow as tf
 
-    import dlguide.horovod as hvd
+    def shard(data, rank, ranks):
+        samples = tf.data.Dataset.from_tensor_slices((data.train_images, data.train_labels))
+        return samples.shuffle(len(data.train_labels), seed=7).shard(ranks, rank)
 
-    model = keras.Sequential(
-        [
-            keras.Input((28, 28, 1)),
-            keras.layers.Flatten(),
-            keras.layers.Dense(64, "relu"),
-            keras.layers.Dropout(0.5, seed=hvd.rank()),
-            keras.layers.Dense(10),
-        ]
-    )
-    optimizer = keras.optimizers.Adam(0.001 * np.sqrt(hvd.size()))
-    model.compile(
-        hvd.DistributedOptimizer(optimizer),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-        jit_compile=False,
-    )
-    samples = len(data.train_labels)
-    batches = tf.data.Dataset.from_tensor_slices((data.train_images, data.train_labels))
-    batches = batches.shuffle(samples, seed=7).shard(hvd.size(), hvd.rank()).batch(20)
-    steps = samples // (20 * hvd.size())
-    callbacks = [
-        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-        hvd.callbacks.MetricAverageCallback(),
-        *callbacks,
-    ]
-    model.fit(watch(batches.take(steps)), epochs=2, verbose=0, shuffle=False, callbacks=callbacks)
+    corrected(data, watch, callbacks, shard)
 
 
 EXERCISES = {
@@ -200,9 +163,9 @@ EXERCISES = {
             {"overlap", "learning rate"}, hint=NAMES_HINT, mistakes={NAMES_HINT: {"overlap"}},
             view=lambda said: set(said) - {"missed"} if isinstance(said, set | list) else said),
         Exercise(
-            fixed, ranks=(2,), limit_s=60, call=facts, view=fault, serial=sound,
+            corrected_by_one_shuffle, ranks=(2,), limit_s=60, call=facts, view=fault, serial=sound,
             cases=lambda ranks: [[()] * ranks],
-            also_right=(corrected_by_slices, corrected_by_one_shuffle),
+            also_right=(corrected_by_slices,),
             mistakes={
                 "Each rank shuffles in its own order, or no shards are made.":
                     partial(sound, seen=lambda rank, p: [range(240)] * 2),

@@ -32,11 +32,6 @@ def first_batch(inputs, outputs, ridge, rounded=ceil):
     return rounded(4 * ridge * inputs * outputs / left) if left > 0 else None
 
 
-def scale_and_add(factor, x, y, out):
-    np.multiply(x, factor, out=out)
-    np.add(out, y, out=out)
-
-
 def whole(x, block=64):
     return len(x) // block * block
 
@@ -107,7 +102,7 @@ EXERCISES = {
     }, hint="Weights, inputs and outputs, 4 bytes each, each once; 2 flop for each product. None "
         "where even an endless batch is too small.",
         remark="The first layer, with its 10 outputs, stays limited by memory whatever the batch."),
-    "30-3": Exercise(scale_and_add,
+    "30-3": Exercise(scale_and_add_in_blocks,
         [(factor, count) for factor in (3.0, -0.5) for count in (0, 1, 1000, 100_003)], {
         "The factor belongs to `x` alone.": lambda f, x, y, out: np.copyto(out, f * (x + y)),
         "The factor belongs to `x`.": lambda f, x, y, out: np.copyto(out, x + f * y),
@@ -119,7 +114,7 @@ EXERCISES = {
             lambda f, x, y, out: np.copyto(out[: whole(x)], (f * x + y)[: whole(x)]),
         "`out = ...` only names a new array: write into the one that was given, `out[:] = ...`.":
             lambda f, x, y, out: None,
-    }, also_right=(scale_and_add_in_blocks, scale_and_add_in_threads),
+    }, also_right=(scale_and_add_in_threads,),
         hint="Fill every element of `out` with factor * x + y, and change nothing else.",
         remark="`factor * x + y` writes arrays that nobody asked for. In blocks that fit a cache "
         "the second pass reads from there; threads use all cores' paths to memory.",

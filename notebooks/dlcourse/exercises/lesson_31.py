@@ -3,11 +3,10 @@
 import os
 import threading
 from contextlib import suppress
-from time import perf_counter
 
 import numpy as np
 
-from dlcourse.exercises.engine import Exercise, Letters
+from dlcourse.exercises.engine import Exercise, Letters, share_of
 from dlguide import machine
 
 NUMBERINGS = (
@@ -70,24 +69,16 @@ def share_of_cores(answer, cluster):
     sizes = random.permutation([64, 128, 256, 384, 512, 768] * 4)
     squares = {size: random.normal(size=(size, size)).astype("float32") for size in {*sizes}}
     tasks = [lambda a=squares[size]: a @ a for size in sizes]
-    seconds = {"alone": [], "answer": []}
-    for _ in range(6):
-        begin = perf_counter()
+
+    def alone():
         with threadpool_limits(1):
             run_all(tasks)
-        middle = perf_counter()
-        answer(tasks)
-        seconds["alone"].append(middle - begin)
-        seconds["answer"].append(perf_counter() - middle)
-    return min(seconds["alone"]) / cores / min(seconds["answer"])
+
+    return share_of(alone, lambda: answer(tasks), 6) / cores
 
 
 def share(rank, ranks, cpus):
     return cpus[rank::ranks] or [cpus[rank % len(cpus)]]
-
-
-def pin(comm, cpus):
-    bind(dict.fromkeys(masks(), share(comm.rank, comm.size, cpus)))
 
 
 def masks():
@@ -151,13 +142,6 @@ def run_all_in_a_pool(tasks):
         return [future.result() for future in futures]
 
 
-def run_all_in_turn(tasks):
-    results = []
-    for task in tasks:
-        results.append(task())
-    return results
-
-
 EXERCISES = {
     "31-1": Exercise(crowding,
         [(1, 2, None), (2, 2, 1), (2, 2, None), (4, 2, 2), (4, 4, 2), (2, 48, 22), (2, 48, None)], {
@@ -185,19 +169,20 @@ EXERCISES = {
             lambda tasks: sorted(task() for task in tasks),
         "Some tasks never ran.": lambda tasks: [task() for task in tasks[1:]],
         "Each task once.": lambda tasks: [(task(), task())[0] for task in tasks],
-    }, also_right=(run_all_in_a_pool, run_all_in_turn),
+    }, also_right=(run_all_in_a_pool,),
         hint="A list with the result of every task, in the order of `tasks`, each run once.",
         remark="Small products leave threads waiting, so one task per core with one thread each is "
         "hard to beat. Pool threads times NumPy's threads is this lesson's crowd once more.",
         call=results_of, score=share_of_cores),
-    "31-4": Exercise(pin, lambda ranks: [[(sorted(os.sched_getaffinity(0)),)] * ranks], {
+    "31-4": Exercise(pin_by_task_of_psutil,
+        lambda ranks: [[(sorted(os.sched_getaffinity(0)),)] * ranks], {
         "`os.sched_setaffinity(0, ...)` binds the calling thread only. Go through all the numbers "
         "in `/proc/self/task`.": lambda i: serial(i, others=False),
         "Nothing is bound: which CPUs of the list are this rank's?":
             lambda i: serial(i, lambda r, p, cpus: cpus),
         "All ranks are on one core: start at `comm.rank`.":
             lambda i: serial(i, lambda r, p, cpus: cpus[:1]),
-    }, also_right=(pin_by_task_of_psutil, pin_by_taskset),
+    }, also_right=(pin_by_taskset,),
         hint="Which CPUs of the list are this rank's? Start at `comm.rank`, continue in steps of "
         "`comm.size`; with more ranks than CPUs begin again at the first.",
         remark="TensorFlow, MPI and Python start many threads: a mask that only the first one "

@@ -101,12 +101,6 @@ def share_of_best(answer, cluster=None):
     return float(best.sum() / np.square(scales[:, None] * q - rows).sum())
 
 
-def four_bits_of_the_largest(rows):
-    scales = np.abs(rows).max(axis=1) / 7
-    safe = np.where(scales > 0, scales, 1)
-    return np.clip(np.rint(rows / safe[:, None]), -7, 7).astype(np.int8), scales
-
-
 def four_bits_by_turns(rows):
     """Codes for the scales, then the scales that fit the codes, ten times."""
     scales = np.maximum(abs(rows).max(axis=1, keepdims=True) / 7, 1e-30)
@@ -158,7 +152,7 @@ EXERCISES = {
             lambda rows: (to_four_bits(rows)[0].astype(float), to_four_bits(rows)[1]),
         "One scale for each row: shapes (rows, 32) and (rows,).":
             lambda rows: (to_four_bits(rows)[0], to_four_bits(rows)[1][:, None]),
-    }, also_right=(four_bits_of_the_largest, four_bits_by_turns),
+    }, also_right=(four_bits_by_turns,),
         hint="Return two arrays: q of int8 from -7 to 7, and a scale for each row.",
         call=in_four_bits, score=share_of_best,
         remark="The largest weight need not fit: clipping it can make all others more exact."),

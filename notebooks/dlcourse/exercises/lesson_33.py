@@ -89,10 +89,6 @@ def batches():
     return [(random.random(shape, "float32"),) for shape in shapes]
 
 
-def to_nhwc(images):
-    return np.ascontiguousarray(images.transpose(0, 2, 3, 1))
-
-
 def arranged(answer, images):
     """The values, and what else is wrong with the array."""
     came = answer(images)
@@ -116,10 +112,6 @@ PLACES = {
     f"That is its place in {layout}. Which dimension is the innermost here?":
         lambda _, *rest, layout=layout: address(layout, *rest) for layout in LAYOUTS
 }  # fmt: skip
-
-
-def to_nhwc_by_moveaxis(images):
-    return np.moveaxis(images, 1, -1).copy()
 
 
 def to_nhwc_in_blocks(images):
@@ -157,7 +149,7 @@ EXERCISES = {
             lambda *case: choose(*case, batch=1),
     }, hint="Of the splits that keep the limit in 95 of 100 answers the one with most images/s.",
         remark="The same rule serves with a real queue: keep the promise, then fill the machine."),
-    "33-4": Exercise(to_nhwc, batches, {
+    "33-4": Exercise(lambda images: np.moveaxis(images, 1, -1).copy(), batches, {
         "`reshape` moves nothing: the values are still in the order of NCHW.":
             lambda x: x.reshape(len(x), x.shape[2], x.shape[3], x.shape[1]),
         "`transpose` returns a view: the memory is still NCHW. The result must be contiguous.":
@@ -166,7 +158,7 @@ EXERCISES = {
             lambda x: np.ascontiguousarray(x.transpose(0, 3, 2, 1)),
         "The result is float32, as the images are.":
             lambda x: np.ascontiguousarray(x.transpose(0, 2, 3, 1), "float64"),
-    }, also_right=(to_nhwc_by_moveaxis, to_nhwc_in_blocks),
+    }, also_right=(to_nhwc_in_blocks,),
         hint="A new array of shape (N, H, W, C), float32 and contiguous, with the same values.",
         call=arranged, score=share_of_copy,
         remark="The limit is a plain copy of the same bytes: each value read and written once."),

@@ -190,27 +190,6 @@ def masked_crc(data):
     return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def read_records_by_struct(contents):
-    import struct
-
-    records, place = [], 0
-    while place < len(contents):
-        number = len(records)
-        if len(contents) - place < 12:
-            raise ValueError(f"record {number}: the file ends in its header")
-        length, check = struct.unpack_from("<QI", contents, place)
-        if masked_crc(contents[place : place + 8]) != check:
-            raise ValueError(f"record {number}: its length is damaged")
-        begin, end = place + 12, place + 12 + length
-        if end + 4 > len(contents):
-            raise ValueError(f"record {number}: the file ends within it")
-        if masked_crc(contents[begin:end]) != struct.unpack_from("<I", contents, end)[0]:
-            raise ValueError(f"record {number}: its data are damaged")
-        records.append(contents[begin:end])
-        place = end + 4
-    return records
-
-
 def read_records_by_slices(contents):
     view, records = memoryview(contents), []
 
@@ -286,7 +265,7 @@ EXERCISES = {
         "Count the records from 0, and begin the text with `record NUMBER`.":
             lambda contents: read_records(contents, first=1),
         "Raise a ValueError.": lambda contents: read_records(contents, error=KeyError),
-    }, also_right=(read_records_by_struct, read_records_by_slices),
+    }, also_right=(read_records_by_slices,),
         hint="Return the list of all records, or raise a ValueError: `record NUMBER ...`.",
         remark="The limit is one checksum over the whole file; the rest is the interpreter's.",
         call=refused, score=share_of_limit),

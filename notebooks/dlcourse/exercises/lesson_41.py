@@ -36,18 +36,6 @@ def pipeline(rank, ranks, samples, batch, seed, epoch):
     return numbers.batch(batch * ranks).map(lambda part: part[rank::ranks])
 
 
-def mixed_order(read, samples, memory, random):
-    begins = random.permutation(np.arange(0, samples, RUN)).tolist()
-    buffer = []
-    while buffer or begins:
-        while begins and len(buffer) + RUN <= memory:
-            begin = begins.pop()
-            buffer += read(begin, min(begin + RUN, samples))
-        place = random.integers(len(buffer))
-        buffer[place], buffer[-1] = buffer[-1], buffer[place]
-        yield buffer.pop()
-
-
 def mixing(answer, memory, random, samples=CLASSES * PER_CLASS):
     """What is wrong with an order, or None; and the order."""
     held, reads, order = [0], [0], []
@@ -71,10 +59,6 @@ def mixing(answer, memory, random, samples=CLASSES * PER_CLASS):
         "too many reads": reads[0] > samples / 8,
     }
     return next((fault for fault, found in faults.items() if found), None), np.array(order)
-
-
-def fair(answer, memory):
-    return mixing(answer, memory, np.random.default_rng(memory))[0] or "every sample once"
 
 
 def share_of_full_shuffle(answer, _):
@@ -152,13 +136,6 @@ def mistaken(cut=common, seeds=lambda rank, ranks, seed, epoch: (seed, epoch), m
         return Batches(cut(order, rank, ranks, batch))
 
     return answer
-
-
-def equal_steps(comm, mine, batch):
-    from mpi4py import MPI
-
-    steps = comm.allreduce(ceil(len(mine) / batch), op=MPI.MAX)
-    return [mine[step * batch : (step + 1) * batch] for step in range(steps)]
 
 
 def unequal(ranks):
@@ -240,7 +217,7 @@ EXERCISES = {
     }, hint="Two numbers, the place and the classes: which samples has the buffer taken in?",
         remark="ImageNet has about 1300 images per class: with a buffer of 1000 the first batch "
         "of 256 has a single class. Shuffle once when you write, or shuffle the indices."),
-    "41-3": Exercise(mixed_order, [(memory,) for memory in MEMORIES], {
+    "41-3": Exercise(mixed_by_replacement, [(memory,) for memory in MEMORIES], {
         "Every sample once: is one yielded a second time?":
             lambda *case: in_order(*case, begins=[*range(0, CLASSES * PER_CLASS, RUN), 0]),
         "At the end the buffer is not empty yet: yield what is left.":
@@ -249,10 +226,12 @@ EXERCISES = {
             lambda *case: in_order(*case, whole=True),
         "A read may give 16 neighbours: read runs, not single samples.":
             lambda *case: in_order(*case, size=1),
-    }, also_right=(mixed_in_groups, mixed_by_replacement),
+    }, also_right=(mixed_in_groups,),
         hint="Read runs in a random order, keep a buffer, and yield random samples of it.",
         remark="Shuffled shards and a shuffle buffer: what most input pipelines do.",
-        call=fair, score=share_of_full_shuffle),
+        call=lambda answer, memory: (
+            mixing(answer, memory, np.random.default_rng(memory))[0] or "every sample once"),
+        score=share_of_full_shuffle),
     "41-4": Exercise(pipeline, sizes, {
         "Return a `tf.data.Dataset` of batches.": lambda *case: [[1, 2]],
         "An epoch ends: no `repeat`.": mistaken(lambda *case: common(*case) * 1001),
@@ -275,7 +254,7 @@ EXERCISES = {
     }, hint="All ranks cut one order, shuffled with one seed, into global batches.",
         remark="A rank with nothing in the last step still takes it: the others wait for it.",
         call=epoch),
-    "41-5": Exercise(equal_steps, unequal, {
+    "41-5": Exercise(equal_steps_by_maximum, unequal, {
         "Count your batches; `comm.allreduce(count, op=MPI.MAX)` is the largest of all counts.":
             lambda inputs: serial(inputs, lambda own, counts: own),
         "Do not cut to the shortest rank: pad the others with empty batches.":
@@ -286,7 +265,7 @@ EXERCISES = {
             lambda inputs: serial(inputs, lambda own, counts: sum(counts)),
         "A batch has at most `batch` samples: the last one is shorter.":
             lambda inputs: serial(inputs, size=BATCH + 1),
-    }, also_right=(equal_steps_by_maximum, equal_steps_of_like_sizes),
+    }, also_right=(equal_steps_of_like_sizes,),
         hint="Return a list of batches, each a list of samples, as many on all ranks.",
         remark="One allreduce per epoch is enough, and no rank waits for another in a step.",
         view=steps, ranks=(2, 3), serial=serial),

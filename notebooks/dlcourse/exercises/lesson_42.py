@@ -1,30 +1,18 @@
 """Exercises of lesson 42: opens, stripes, what limits, samples from peers."""
 
 import pickle
-from functools import partial
 from math import ceil
 
 import numpy as np
 
-from dlcourse.exercises.engine import Exercise, Letters, of_slowest_rank, share_of
+from dlcourse.exercises.engine import Exercise, Letters, Recorded, of_slowest_rank, share_of
 
 FLOATS = 500  # in a row of 42-4, so that rows are large compared with their numbers
 TO_ALL = ("Allgather", "Allgatherv", "Allreduce", "Bcast", "allgather", "allreduce", "bcast")
 TO_SOME = ("Alltoall", "Alltoallv", "Scatter", "Scatterv", "Send", "Isend", "Sendrecv")
 TO_SOME += ("Gather", "Gatherv", "Reduce")
 TO_SOME += tuple(name.lower() for name in TO_SOME)
-NOTHING = (
-    "rank",
-    "size",
-    "Get_rank",
-    "Get_size",
-    "Barrier",
-    "barrier",
-    "Recv",
-    "Irecv",
-    "recv",
-    "irecv",
-)
+NOTHING = ("Barrier", "barrier", "Recv", "Irecv", "recv", "irecv")
 FILES = [(1_280_000, 40.0, 20_000.0, 0.05), (1_281_167, 40.0, 20_000.0, 0.5)]
 FILES += [(112_120, 60.0, 15_000.0, 0.125), (60_000, 30.0, 20_000.0, 1.0)]
 CAUSES = {
@@ -53,31 +41,19 @@ def stripes():
     return cases
 
 
-def fetch(comm, kept, wanted):
-    owners = [np.flatnonzero(wanted % comm.size == rank) for rank in range(comm.size)]
-    requests = comm.alltoall([wanted[places] // comm.size for places in owners])
-    rows = np.empty((len(wanted), kept.shape[1]))
-    rows[np.concatenate(owners)] = np.concatenate(comm.alltoall([kept[each] for each in requests]))
-    return rows
+def recorded(comm):
+    """The communicator, which records what is called and refuses what could not be counted."""
+    refusal = "What {} sends is not counted here. Take `alltoall`."
+    return Recorded(comm, NOTHING + TO_ALL + TO_SOME, refusal)
 
 
-class Watched:
-    """A communicator that counts the bytes that this rank sends."""
-
-    def __init__(self, comm):
-        self.comm, self.nbytes = comm, 0
-
-    def __getattr__(self, name):
-        if name in NOTHING:
-            return getattr(self.comm, name)
-        if name not in TO_ALL + TO_SOME:
-            raise AttributeError(f"What {name} sends is not counted here. Take `alltoall`.")
-        copies = self.comm.size if name in TO_ALL else 1
-        return partial(self.counted, getattr(self.comm, name), copies)
-
-    def counted(self, method, copies, *given, **named):
-        self.nbytes += copies * nbytes_of(next(iter((*given, *named.values())), ()))
-        return method(*given, **named)
+def sent_nbytes(comm):
+    """The bytes that this rank has sent, from what was called."""
+    return sum(
+        (comm.size if name in TO_ALL else 1) * nbytes_of(next(iter(given), ()))
+        for name, given, _ in comm.calls
+        if name not in NOTHING
+    )
 
 
 def nbytes_of(value):
@@ -90,10 +66,10 @@ def nbytes_of(value):
 def watched(answer, comm, kept, wanted):
     """The rows, and whether this rank has sent clearly more than the ranks wanted of it."""
     of_me = sum(np.sum(each % comm.size == comm.rank) for each in comm.allgather(wanted))
-    comm = Watched(comm)
+    comm = recorded(comm)
     rows = answer(comm, kept, wanted)
     limit = (of_me + len(kept) / 2) * 8 * FLOATS
-    return rows if len(wanted) or np.size(rows) else kept[:0], bool(comm.nbytes > limit)
+    return rows if len(wanted) or np.size(rows) else kept[:0], bool(sent_nbytes(comm) > limit)
 
 
 def share_of_alltoallv(answer, comm, samples=2_000):
@@ -128,17 +104,6 @@ def rows(inputs, owner=lambda s, p: s % p, row=lambda s, p: s // p, wish=lambda 
         samples = [part[at % len(part)] for part, at in parts]
         found.append((np.array(samples).reshape(-1, FLOATS), noted))
     return found
-
-
-def fetch_by_alltoall(comm, kept, wanted):
-    wanted = np.asarray(wanted)
-    asked = comm.alltoall([wanted[wanted % comm.size == owner] for owner in range(comm.size)])
-    came = comm.alltoall([kept[numbers // comm.size] for numbers in asked])
-    rows = [iter(part) for part in came]
-    result = np.empty((len(wanted), *kept.shape[1:]), kept.dtype)
-    for place, number in enumerate(wanted):
-        result[place] = next(rows[number % comm.size])
-    return result
 
 
 def fetch_with_buffers(comm, kept, wanted):
@@ -190,7 +155,7 @@ EXERCISES = {
     }, hint="The stripes take turns over `count` targets: which one has the byte's stripe?",
         remark="So any node computes which target to ask: reading needs no metadata server."),
     "42-3": Letters(CAUSES, "Change one thing and see what stays the same: that names the limit."),
-    "42-4": Exercise(fetch, epochs, {
+    "42-4": Exercise(fetch_with_buffers, epochs, {
         "One row for each wanted sample.": lambda i: rows(i, wish=lambda wanted, p: wanted[1:]),
         "All are there, in another order: bring them into the order of `wanted`.":
             lambda i: rows(i, wish=lambda w, p: w[np.argsort(w % p, kind="stable")]),
@@ -200,7 +165,7 @@ EXERCISES = {
             lambda i: rows(i, row=lambda s, p: s),
         "More was sent than was wanted. Send each owner the list of what you want from it.":
             lambda i: rows(i, noted=1),
-    }, also_right=(fetch_by_alltoall, fetch_with_buffers, fetch_round_by_round),
+    }, also_right=(fetch_round_by_round,),
         hint="A row for each wanted sample: sample s is the row s // ranks of rank s % ranks.",
         remark="Every sample came once, from its owner. The limit of the score is one `Alltoallv`.",
         call=watched, ranks=(2, 3), serial=rows, score=of_slowest_rank(share_of_alltoallv)),

@@ -24,10 +24,6 @@ def start(hvd, speaks=lambda hvd: hvd.rank() == 0, where=("rank", "size")):
     return speaks(hvd), slice(getattr(hvd, where[0])(), None, getattr(hvd, where[1])())
 
 
-def late(hvd):
-    return hvd.rank() == 0, slice(None)
-
-
 def call_start(answer, ranks):
     """Which ranks speak, and whether each of 24 samples belongs to one rank."""
     speaking, seen = [], []
@@ -48,10 +44,6 @@ def plan(steps, batch, rate, ranks, own=None):
 
 def rate_at(step, rate, ranks, warmup):
     return rate * (1 + (ranks - 1) * (step / warmup if step < warmup else 1))
-
-
-def tune(step_ms, trials):
-    return min([1.0, *np.geomspace(0.1, 2.0, trials - 1)], key=step_ms)
 
 
 def whole_cycles_ms(cycle_ms, work_ms):
@@ -105,11 +97,6 @@ def distinct(images, drawn, ranks):
     return images * (1 - (1 - drawn / images) ** ranks)
 
 
-def teams(hvd, even, odd, array):
-    mine = even if even.included() else odd
-    return hvd.allreduce(array, name="mine", process_set=mine), hvd.allreduce(array, name="all")
-
-
 def call_teams(answer, comm, array):
     import horovod.tensorflow as hvd
 
@@ -158,7 +145,8 @@ EXERCISES = {
         start, call=call_start, cases=[(1,), (2,), (4,)],
         hint="One rank prints, and each sample belongs to one rank.",
         mistakes={
-            "Horovod gives a process its rank, and must be started first.": late,
+            "Horovod gives a process its rank, and must be started first.":
+                lambda hvd: (hvd.rank() == 0, slice(None)),
             "This process has no rank yet: call `hvd.init()`.": lambda hvd: (True, slice(None)),
             "One rank must print, also when there is only one: count from 0.":
                 partial(start, speaks=lambda hvd: hvd.rank() == 1),
@@ -199,8 +187,8 @@ EXERCISES = {
             remark="A larger global batch needs fewer steps, and these a larger rate."),
     ],
     "51-3": Exercise(
-        tune, call=call_tune, cases=[(0.9,), (3.3,), (7.4,), (12.0,)], score=share_of_best,
-        also_right=(tune_by_a_grid, tune_in_two_rounds),
+        tune_by_a_grid, call=call_tune, cases=[(0.9,), (3.3,), (7.4,), (12.0,)],
+        score=share_of_best, also_right=(tune_in_two_rounds,),
         hint="Return a cycle (ms) after at most `trials` calls of `step_ms(cycle_ms)`.",
         mistakes={
             "It is slower than the untuned 1 ms: try that, too.":
@@ -238,9 +226,9 @@ EXERCISES = {
            "than one process that draws 50 000."),
     ],
     "51-5": Exercise(
-        teams, ranks=(3,), call=call_teams, relative=1e-4, limit_s=120, serial=means,
+        teams_by_gathering, ranks=(3,), call=call_teams, relative=1e-4, limit_s=120, serial=means,
         cases=lambda ranks: [[(np.float32([[r, 7], [r * r, -r]]),) for r in range(ranks)]],
-        also_right=(teams_by_gathering, teams_by_sums),
+        also_right=(teams_by_sums,),
         hint="`hvd.allreduce(..., process_set=...)`: the set that this rank belongs to.",
         mistakes={
             "That is the mean of all ranks: name the set in `process_set=`.":

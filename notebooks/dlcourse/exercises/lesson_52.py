@@ -19,13 +19,6 @@ FILES = [  # samples of each file, workers
 ]
 
 
-def divide(sizes, workers):
-    parts = [[] for _ in range(workers)]
-    for file in sorted(range(len(sizes)), key=lambda file: -sizes[file]):
-        min(parts, key=lambda part: sum(sizes[each] for each in part)).append(file)
-    return parts
-
-
 def dealt_once(answer, sizes, workers):
     """The number of workers that got a list, and whether each file occurs once."""
     parts = answer(list(sizes), workers)
@@ -54,10 +47,6 @@ def read(text):
     return json.loads(text) if isinstance(text, str) else "no text"
 
 
-def global_mean(comm, rows):
-    return comm.allreduce(rows.sum(axis=0)) / comm.allreduce(len(rows))
-
-
 def rows(ranks):
     """Rows of 2 + 3 * rank samples, then also with none on the last rank."""
     parts = [np.arange(8.0 + 12 * rank).reshape(-1, 4) ** 2 for rank in range(ranks)]
@@ -79,10 +68,6 @@ def global_mean_in_one_message(comm, rows):
     return total[:-1] / total[-1]
 
 
-def global_mean_of_all_rows(comm, rows):
-    return np.mean(np.vstack(comm.allgather(rows)), axis=0)
-
-
 def divide_in_turn(sizes, workers):
     return [list(range(worker, len(sizes), workers)) for worker in range(workers)]
 
@@ -98,8 +83,8 @@ def divide_largest_first(sizes, workers):
 
 EXERCISES = {
     "52-1": Exercise(
-        divide, cases=FILES, call=dealt_once, score=share_of_bound,
-        also_right=(divide_in_turn, divide_largest_first),
+        divide_largest_first, cases=FILES, call=dealt_once, score=share_of_bound,
+        also_right=(divide_in_turn,),
         hint="The largest file first, each to the worker that has the least so far.",
         mistakes={
             "Some file is missing or twice: each index must occur once.":
@@ -156,9 +141,9 @@ EXERCISES = {
         "one device": ("B", "Which interface ignores the request without a message?"),
     }, "Only C and E raise an error. For the others count samples, look at devices and losses."),
     "52-5": Exercise(
-        global_mean, ranks=(2, 3), cases=rows,
+        global_mean_in_one_message, ranks=(2, 3), cases=rows,
         serial=partial(of_all, total=lambda sums, counts: sums.sum(0) / counts.sum()),
-        also_right=(global_mean_in_one_message, global_mean_of_all_rows),
+        also_right=(lambda comm, rows: np.mean(np.vstack(comm.allgather(rows)), axis=0),),
         hint="Sum the rows of all ranks, sum the counts, then divide.",
         mistakes={
             "The mean over nothing is NaN, and a sum carries it to every rank.": partial(

@@ -38,10 +38,6 @@ def for_pytorch(kernel, height, width, channels, axes=(3, 2, 0, 1)):
     return kernel.reshape(height, width, channels, outputs).transpose(axes).reshape(outputs, -1)
 
 
-def corrected(comm, rows, average):
-    return average(rows.sum(axis=0) * comm.size / comm.allreduce(len(rows)))
-
-
 def call_corrected(answer, comm, rows):
     """The answer's mean, and whether `average` was called once."""
     calls = []
@@ -136,10 +132,6 @@ def corrected_in_one_array(comm, rows, average):
     return mean[:-1] / mean[-1]
 
 
-def plan_of_one_message(ready_s, nbytes, latency_s, bytes_per_s):
-    return [len(nbytes)]
-
-
 def plan_by_trying_all_ends(ready_s, nbytes, latency_s, bytes_per_s):
     best = {0: (0.0, [])}  # number of gradients that are through: earliest time, buckets
     for end in range(1, len(nbytes) + 1):
@@ -179,8 +171,8 @@ EXERCISES = {
         },
         remark="With 1 x 1 pixels a transpose is enough: that case alone would prove little."),
     "53-3": Exercise(
-        corrected, ranks=(2, 3), call=call_corrected, cases=parts, serial=of_all,
-        also_right=(corrected_by_a_count, corrected_in_one_array),
+        corrected_by_a_count, ranks=(2, 3), call=call_corrected, cases=parts, serial=of_all,
+        also_right=(corrected_in_one_array,),
         hint="Add up your rows; multiply by the ranks, divide by the samples of *all* ranks.",
         mistakes={
             "All ranks must call `average` equally often, here once.": partial(of_all, once=False),
@@ -199,7 +191,7 @@ EXERCISES = {
     }, "Three of them are in the thesis' scripts and logs, and none of these is the exchange."),
     "53-5": Exercise(
         one_bucket, call=call_plan, cases=SHOWN, score=share_of_earliest,
-        also_right=(plan_of_one_message, plan_by_trying_all_ends),
+        also_right=(plan_by_trying_all_ends,),
         hint="Return a list with the number of consecutive gradients in each bucket.",
         mistakes={
             "Each gradient goes into one bucket: the numbers add up to all of them.":

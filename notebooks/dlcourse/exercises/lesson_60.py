@@ -90,10 +90,6 @@ def moved(sums, counts, empty=CENTRES):
     return np.where(counts > 0, sums / np.maximum(counts, 1), empty)
 
 
-def step(comm, points, centres):
-    return moved(*(comm.allreduce(each) for each in sums_of(points, centres)), centres)
-
-
 def parts(ranks):
     """Unequal parts; the last rank sees one cluster only."""
     random, none = np.random.default_rng(61), ranks - 1
@@ -218,9 +214,9 @@ EXERCISES = {
             "those of the program. A negative part is noise, or a share that fits into a cache."),
     ],
     "60-4": Exercise(
-        step, ranks=(2, 3), cases=parts, serial=of_all,
+        step_by_matrix_product, ranks=(2, 3), cases=parts, serial=of_all,
         score=score,
-        also_right=(step_by_matrix_product, step_by_clusters),
+        also_right=(step_by_clusters,),
         hint="Sum of all points of the cluster on all ranks, divided by their number on all ranks.",
         mistakes={
             "0 / 0: a rank may have no points of a cluster, and a cluster none at all.":

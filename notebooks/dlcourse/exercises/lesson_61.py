@@ -19,22 +19,6 @@ def trials_needed(share, chance):
     return ceil(round(log(1 - chance) / log(1 - share), 9))
 
 
-def choose(points, train, budget_s):
-    """Among wide nets whose rate per batch is neither tiny nor huge: three epochs, then nine."""
-    likely = [n for n, each in enumerate(points) if 1e-3 < each["rate"] / each["batch"] < 1e-2]
-    alive = [number for number in likely if points[number]["width"] > 30]
-    alive = alive or likely or list(range(len(points)))
-    for epochs, keep in ((3, 10), (9, 1)):
-        scores = {}
-        for number in alive:
-            got = train(number, epochs)
-            if got is None:
-                break
-            scores[number] = got[0]
-        alive = sorted(scores, key=scores.get)[:keep] or alive
-    return alive[0]
-
-
 class Budget:
     """A set of points of the measured table, and what is left to train them."""
 
@@ -96,18 +80,6 @@ def makespans(seconds, ranks):
     for each in seconds:
         free[free.index(min(free))] += each
     return max(free), max(map(sum, np.array_split(seconds, ranks)))
-
-
-def share(comm, tasks, work, folder):
-    mine = {}
-    for number in range(tasks):
-        try:
-            open(f"{folder}/{number}", "x").close()
-        except FileExistsError:
-            continue
-        mine[number] = work(number)
-    every = {number: came for part in comm.allgather(mine) for number, came in part.items()}
-    return [every[number] for number in range(tasks)]
 
 
 def call_share(answer, comm, tasks, slow):
@@ -226,8 +198,8 @@ EXERCISES = {
         },
         remark="59 trials reach the best twentieth of the space with 95 %, not of each parameter."),
     "61-2": Exercise(
-        choose, check=check_choose, score=share_of_oracle, limit_s=60,
-        also_right=(choose_at_random, choose_by_halving),
+        choose_by_halving, check=check_choose, score=share_of_oracle, limit_s=60,
+        also_right=(choose_at_random,),
         hint="Return the number of a point that you have trained.",
         mistakes={
             "Return the number of a point that you have trained.": lambda points, train, s: 0,
@@ -261,9 +233,9 @@ EXERCISES = {
         "no speed-up": ("E", "What do two trainings on one machine share, without any message?"),
     }, "Two of the six are about time; the other four change which net you end up with."),
     "61-5": Exercise(
-        share, ranks=(2, 3), call=call_share, view=verdict, serial=did, limit_s=30,
+        share_by_touch, ranks=(2, 3), call=call_share, view=verdict, serial=did, limit_s=30,
         cases=lambda ranks: [[(3 + 4 * ranks, slow)] * ranks for slow in (0, 1 + ranks)],
-        also_right=(share_by_touch, share_with_gather),
+        also_right=(share_with_gather,),
         hint="Each task once, and on every rank the results of all.",
         mistakes={
             "The numbers go from 0 to `tasks - 1`.": partial(did, first=2),

@@ -35,13 +35,6 @@ def interval_s(between_s, workers, checkpoint_s):
     return sqrt(2 * checkpoint_s * between_s / workers)
 
 
-def waiting(comm, step_s, exchange_s):
-    everyone = np.array(comm.allgather(step_s))
-    slowest = everyone.max(axis=0).sum()
-    seconds = slowest + len(step_s) * exchange_s
-    return seconds, (slowest - everyone.sum() / comm.size) / seconds
-
-
 def steps(ranks):
     random = np.random.default_rng(70)
     return [[(each, EXCHANGE_S) for each in random.uniform(0.1, 0.2, (ranks, 12))]]
@@ -54,14 +47,6 @@ def waited(inputs, way="step by step", exchanges=12, share=lambda wait, all_s, r
     computing_s = {"step by step": step_s, "one rank": rank_s, "mean": mean_s}[way]
     all_s = computing_s + exchanges * EXCHANGE_S
     return [(all_s, share(computing_s - mean_s, all_s, ranks))] * ranks
-
-
-def forecast(points, workers, shape=np.log2):
-    counts = np.array(list(points), float)
-    step_s = counts / np.array(list(points.values()))
-    table = np.stack([np.ones(len(counts)), shape(counts)], axis=1) / step_s[:, None]
-    a, b = np.linalg.lstsq(table, np.ones(len(counts)), rcond=None)[0]
-    return float(workers / (a + max(b, 0.0) * shape(float(workers))))
 
 
 def asked():
@@ -134,10 +119,10 @@ def forecast_by_doublings(points, workers):
     return workers / (step_s[-1] + max(0.0, slope) * np.log2(workers / last))
 
 
-def forecast_by_least_squares(points, workers):
+def forecast(points, workers, shape=np.log2):
     counts, speeds = (np.array(each, float) for each in zip(*sorted(points.items()), strict=True))
-    slope, start = np.polyfit(np.log2(counts), counts / speeds, 1)
-    return workers / (start + max(slope, 0) * log2(workers))
+    slope, start = np.polyfit(shape(counts), counts / speeds, 1)
+    return workers / (start + max(slope, 0) * shape(workers))
 
 
 EXERCISES = {
@@ -170,8 +155,8 @@ EXERCISES = {
         remark="A hundred times the workers: a tenth of the interval, ten times the share "
         "that is lost."),
     "70-3": Exercise(
-        waiting, ranks=(2, 3), cases=steps, serial=waited,
-        also_right=(waiting_gathered, waiting_by_sums),
+        waiting_gathered, ranks=(2, 3), cases=steps, serial=waited,
+        also_right=(waiting_by_sums,),
         hint="In each step all wait for its slowest rank; then comes one exchange.",
         mistakes={
             "One rank's times are not enough. `comm.allreduce(x, op=MPI.MAX)` gives them to all.":
@@ -206,6 +191,6 @@ EXERCISES = {
             LOW: partial(forecast, shape=lambda counts: counts - 1),
             SHAPE: lambda *a: 0.95 * forecast(*a),
         },
-        also_right=(forecast_by_doublings, forecast_by_least_squares),
+        also_right=(forecast_by_doublings,),
         remark="No small number of workers shows what comes with a large one."),
 }  # fmt: skip

@@ -107,21 +107,6 @@ def check_steps(answer):
     print(f"Within 10 %: {share:.0%} of the measured steps.")
 
 
-def step_of_lesson_terms(shared_s, sizes, scheme, latency_s, bits_per_s):
-    arrays, nbytes, every = 2, float(sum(sizes)), 1
-    if scheme == "one by one":
-        arrays = 2 * len(sizes)
-    elif scheme == "16 bits":
-        nbytes /= 2
-    elif scheme == "top-k 1 %":
-        nbytes *= 0.02
-    elif scheme == "every 8 steps":
-        every = 8
-    burst = max(slow_links.SMALLEST_BURST, slow_links.BURST_S * bits_per_s / 8)
-    crossing_s = max(nbytes - burst, 0) * 8 / (0.95 * bits_per_s) + arrays * latency_s
-    return shared_s + crossing_s / every
-
-
 def step_by_cases(shared_s, sizes, scheme, latency_s, bits_per_s):
     """Headers and pauses take 8 % of a link's rate; its bucket lets 48 kB pass at once."""
     share = {"16 bits": 0.5, "top-k 1 %": 0.02, "every 8 steps": 1 / 8}.get(scheme, 1)
@@ -183,7 +168,7 @@ EXERCISES = {
         remark="All end almost together; weight each host's mean by its samples (lesson 20)."),
     "71-5": Exercise(
         step, check=check_steps, score=within,
-        also_right=(step_of_lesson_terms, step_by_cases),
+        also_right=(step_by_cases,),
         hint="Start from the step in shared memory and add what crosses the link.",
         mistakes={
             "Expected: a positive number of seconds.": lambda *given: -1.0,

@@ -56,11 +56,6 @@ COPIES = [
 ]
 
 
-def who(comm, weights):
-    marks = comm.allgather(hashlib.sha256(np.ascontiguousarray(weights).tobytes()).hexdigest())
-    return decide(marks)
-
-
 def decide(marks):
     if len(set(marks)) == 1:
         return []
@@ -87,23 +82,12 @@ def found(inputs, mark=lambda w: w.tobytes(), judge=decide):
     return [judge(marks)] * len(inputs)
 
 
-def against_rank_0(marks):
-    return [rank for rank, mark in enumerate(marks) if mark != marks[0]]
-
-
 def no_tie(marks):
     usual = max(marks, key=marks.count)
     return [rank for rank, mark in enumerate(marks) if mark != usual]
 
 
 SAVE_S, RESTART_S, SHAPE, MTBF_S = 120.0, 120.0, 0.5, 3600.0  # early failures
-
-
-def interval(age_s, save_s, mtbf_s, shape):
-    """Young's interval for the rate of failures at this age."""
-    scale = mtbf_s / math.gamma(1 + 1 / shape)
-    rate = shape / scale * (max(age_s, save_s) / scale) ** (shape - 1)
-    return math.sqrt(2 * save_s / rate)
 
 
 def fixed(age_s, save_s, mtbf_s, shape):
@@ -221,20 +205,21 @@ EXERCISES = {
         },
         remark="Written in turn, one of the two is whole at any moment."),
     "73-4": Exercise(
-        who, ranks=(3,), cases=weights_of, serial=found,
-        also_right=(who_differs_by_checksums, who_differs_as_rank_0_finds),
+        who_differs_by_checksums, ranks=(3,), cases=weights_of, serial=found,
+        also_right=(who_differs_as_rank_0_finds,),
         hint="Gather a fingerprint of each rank, and look for the one that most ranks have.",
         mistakes={
             "Rank 0 may be the one that is wrong: which weights do most ranks have?":
-                partial(found, judge=against_rank_0),
+                partial(found, judge=lambda marks: [
+                    rank for rank, mark in enumerate(marks) if mark != marks[0]]),
             "Without a majority nobody knows: return None.": partial(found, judge=no_tie),
             "A sum hides differences: take every bit into the fingerprint.":
                 partial(found, mark=lambda w: round(float(np.abs(w).sum(dtype=np.float64)), 3)),
         },
         remark="Two ranks see that they differ, three see who does."),
     "73-5": Exercise(
-        interval, check=at_least_fixed, score=share, limit_s=20.0,
-        also_right=(interval_at_its_middle, interval_in_two_stages),
+        interval_at_its_middle, check=at_least_fixed, score=share, limit_s=20.0,
+        also_right=(interval_in_two_stages,),
         hint="Save more often when failures are frequent.",
         mistakes={
             "Daly's fixed interval keeps as much. When are failures frequent here?":

@@ -23,16 +23,6 @@ def speedups(gpus, compute_s, nbytes, bytes_per_s, copies=2, others=-1):
     return [gpus * compute_s / (compute_s + each) for each in (replicas_s, ring_s)]
 
 
-def exchange(comm, generator, discriminator, clips, total):
-    both = [*generator, *discriminator]
-    flat = total(np.concatenate([*(clips * np.ravel(each) for each in both), [clips]]))
-    cuts = np.cumsum([each.size for each in both])[:-1]
-    parts = [
-        p.reshape(e.shape) for p, e in zip(np.split(flat[:-1] / flat[-1], cuts), both, strict=True)
-    ]
-    return parts[: len(generator)], parts[len(generator) :]
-
-
 def call_exchange(answer, comm, *given):
     """What `exchange` returns, and how many sums it needed."""
     sums = []
@@ -142,13 +132,13 @@ EXERCISES = {
         "{:.1f} with a ring.".format(*speedups(8, 0.5, 848e6, 20e9)),
     ),
     "80-3": Exercise(
-        exchange,
+        exchange_by_offsets,
         ranks=(2, 3),
         cases=clips,
         call=call_exchange,
         view=one_sum,
         serial=means(),
-        also_right=(exchange_by_offsets, exchange_by_split),
+        also_right=(exchange_by_split,),
         hint="Multiply by this rank's clips before the sum.",
         mistakes={
             "Put all arrays of both lists into one flat array, sum that, and split it.": means(

@@ -45,10 +45,6 @@ def unpaired(line, collapsed):
     return gain(line, collapsed)[0], 100 * (spread / len(line)) ** 0.5
 
 
-def averages(comm, batches, momentum):
-    return comm.allreduce(moved(batches, momentum)) / comm.size
-
-
 def moved(batches, momentum):
     """Moving mean and variance of one worker."""
     kept = np.array([np.zeros(batches[0].shape[1]), np.ones(batches[0].shape[1])])
@@ -73,10 +69,6 @@ def together(inputs):
 CHOICES = {"area", "ratio", "rate", "warmup", "collapse_at", "power", "weight_decay", "momentum",
            "averages", "test_size"}  # fmt: skip
 EPOCHS, TRAINED, LARGEST, SEEDS = 12, 20, 28, (300, 301)
-
-
-def settings():
-    return {"test_size": 24}
 
 
 def allowed(answer):
@@ -132,14 +124,6 @@ def averages_by_powers(comm, batches, momentum):
     return np.mean([each[0] for each in everyone], axis=0), np.mean(
         [each[1] for each in everyone], axis=0
     )
-
-
-def settings_of_larger_parts():
-    return {"area": 0.5, "test_size": 24}
-
-
-def settings_of_a_longer_warmup():
-    return dict(warmup=2, momentum=0.9, test_size=22)
 
 
 EXERCISES = {
@@ -240,11 +224,11 @@ EXERCISES = {
         f"otherwise {unpaired(*GAINS[-1])[1]:.2f}: the common beginning helps to see the gain.",
     ),
     "81-5": Exercise(
-        averages,
+        averages_with_buffers,
         ranks=(2, 3),
         cases=lambda p: [[([*RANDOM.normal(3 * r, 1 + r, (6, 16, 2))], 0.95) for r in range(p)]],
         serial=workers(),
-        also_right=(averages_with_buffers, averages_by_powers),
+        also_right=(averages_by_powers,),
         hint="Begin with mean 0 and variance 1, with the variance of each batch (divided by 16).",
         mistakes={
             "At the end of the epoch the ranks take the mean of their averages.": (
@@ -260,11 +244,11 @@ EXERCISES = {
         "workers had different images here, and none could see it.",
     ),
     "81-6": Exercise(
-        settings,
+        lambda: {"area": 0.5, "test_size": 24},
         call=allowed,
         score=top1,
         limit_s=150,
-        also_right=(settings_of_larger_parts, settings_of_a_longer_warmup),
+        also_right=(lambda: {"warmup": 2, "momentum": 0.9, "test_size": 22},),
         hint=f"A dict with some of {', '.join(sorted(CHOICES))}; `test_size` at most {LARGEST}.",
         mistakes={
             f"The test has at most {LARGEST} pixels.": lambda: {"test_size": 32},

@@ -6,7 +6,7 @@ from time import perf_counter
 import numpy as np
 
 from dlcourse.exercises.compare import brief, same
-from dlcourse.exercises.engine import Exercise, NotAnswered, WrongAnswer
+from dlcourse.exercises.engine import Exercise, NotAnswered, Recorded, WrongAnswer
 from dlguide import published
 
 WAYS = ("allreduce", "dist_sync", "dist_device_sync", "dist_async")
@@ -84,30 +84,6 @@ def machine(seed, gpus=16):
     return {tuple(sorted(pair)): float(speed) for pair, speed in links.items()}
 
 
-def best_ring(links, gpus):
-    for least in sorted({*links.values()}, reverse=True):
-        near = {gpu: set() for gpu in range(gpus)}
-        for (one, other), speed in links.items():
-            if speed >= least:
-                near[one].add(other)
-                near[other].add(one)
-        order = extended([0], near)
-        if order:
-            return order
-    return None
-
-
-def extended(order, near):
-    if len(order) == len(near):
-        return order if order[0] in near[order[-1]] else None
-    left = near[order[-1]] - set(order)
-    for gpu in sorted(left, key=lambda one: len(near[one] - set(order))):
-        found = extended([*order, gpu], near)
-        if found:
-            return found
-    return None
-
-
 def slowest(links, order, gpus):
     if not isinstance(order, list | tuple | np.ndarray):
         raise WrongAnswer(f"Expected: a list of GPUs, got {brief(order)}.")
@@ -130,6 +106,7 @@ def check_ring(answer):
 TRIANGLE = {(0, 1): 50e9, (0, 2): 25e9, (1, 2): 25e9}
 SQUARE = {(0, 1): 50e9, (1, 2): 50e9, (2, 3): 25e9, (0, 3): 50e9}
 RING_S = 10.0
+SENDS = ("send", "Send")
 
 
 def share_of_best(answer, cluster=None):
@@ -145,44 +122,16 @@ def share_of_best(answer, cluster=None):
     return float(np.mean(shares))
 
 
-def nodes_first(comm, gradient, nodes):
-    total, lowest = gradient.copy(), [nodes.index(node) for node in nodes]
-    above = lowest[comm.rank] if lowest[comm.rank] != comm.rank else 0
-    below = [rank for rank, low in enumerate(lowest) if low == comm.rank != rank]
-    below += sorted({*lowest} - {0}) if comm.rank == 0 else []
-    for rank in below:
-        total += comm.recv(source=rank)
-    if comm.rank:
-        comm.send(total, above)
-        total = comm.recv(source=above)
-    for rank in below:
-        comm.send(total, rank)
-    return total
-
-
-class Watched:
-    """A communicator for messages between two ranks, which notes those to another node."""
-
-    def __init__(self, comm, nodes):
-        self.comm, self.nodes, self.crossed = comm, nodes, []
-
-    def __getattr__(self, name):
-        if name not in ("send", "recv", "Send", "Recv", "Get_rank", "Get_size", "rank", "size"):
-            raise AttributeError(f"Only send, recv, Send and Recv are allowed here, not {name}.")
-        return partial(self.noted, name) if name in ("send", "Send") else getattr(self.comm, name)
-
-    def noted(self, name, data, dest, *args, **named):
-        self.crossed += [dest] if self.nodes[dest] != self.nodes[self.comm.rank] else []
-        getattr(self.comm, name)(data, dest, *args, **named)
-
-
 def call_nodes_first(answer, comm, gradient, nodes):
     """The sum, and the fault: 2 sends to another node, 1 sends past its lowest rank, 3 in place."""
-    watched, lowest = Watched(comm, nodes), [nodes.index(node) for node in nodes]
+    watched = Recorded(comm, only=(*SENDS, "recv", "Recv"))
     before, came = gradient.copy(), answer(watched, gradient, nodes[:])
-    if watched.crossed and comm.rank != lowest[comm.rank]:
+    lowest = [nodes.index(node) for node in nodes]
+    targets = [named.get("dest", given[1]) for name, given, named in watched.calls if name in SENDS]
+    crossed = [dest for dest in targets if nodes[dest] != nodes[comm.rank]]
+    if crossed and comm.rank != lowest[comm.rank]:
         return came, 2
-    past = any(dest != lowest[dest] for dest in watched.crossed)
+    past = any(dest != lowest[dest] for dest in crossed)
     return came, 1 if past else 3 * (not np.array_equal(before, gradient))
 
 
@@ -329,20 +278,20 @@ EXERCISES = {
         ANSWERS, check=check_claims, mistakes=UNFAIR,
         remark="One of five was fair. Ask of a ratio: over what, of what, on what, since when?"),
     "82-4": Exercise(
-        best_ring, check=check_ring, score=share_of_best, limit_s=15,
+        ring_by_backtracking, check=check_ring, score=share_of_best, limit_s=15,
         mistakes={
             "Every GPU must be in it once.": lambda links, gpus: list(range(gpus - 1)),
             "Neighbours need a link, and so do the last and the first.":
                 lambda links, gpus: sorted(range(gpus), key=lambda gpu: (gpu % 2, gpu)),
         },
-        also_right=(ring_by_backtracking, ring_by_turning),
+        also_right=(ring_by_turning,),
         remark="The best is known: a ring was put in, and one of its GPUs has no better links."),
     "82-5": Exercise(
-        nodes_first, ranks=(3, 4), call=call_nodes_first, serial=summed,
+        nodes_first_pickled, ranks=(3, 4), call=call_nodes_first, serial=summed,
         view=lambda ranks: ([came for came, _ in ranks], max(fault for _, fault in ranks)),
         cases=lambda p: [[(np.sin(np.arange(6) + rank), nodes.tolist()) for rank in range(p)]
                          for nodes in ((np.arange(p) + 1) // 2, np.arange(p) % 2)],
-        also_right=(nodes_first_pickled, nodes_first_by_a_chain),
+        also_right=(nodes_first_by_a_chain,),
         hint="Does every gradient count once, and does the sum come back to all ranks?",
         mistakes={
             "Return it on every rank, also on those that only hand theirs over.": partial(

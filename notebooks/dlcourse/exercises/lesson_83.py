@@ -48,11 +48,6 @@ def warmup(rate, factor):
     return min(rate, rate * factor), rate * factor
 
 
-def area_on_ranks(comm, labels, scores):
-    parts = comm.allgather((labels, scores))
-    return area(*(np.concatenate(each) for each in zip(*parts, strict=True)))
-
-
 def parts(ranks):
     """Labels and scores of each rank; in the second case rank 0 has no finding."""
     random, cases = np.random.default_rng(5), []
@@ -90,10 +85,6 @@ def unseen():
     FOLDERS.append(tempfile.TemporaryDirectory(prefix="dlguide-83-"))
     folder = chest_xray.make_phantoms(Path(FOLDERS[-1].name) / "unseen", COUNT, 32, SEED)
     return folder, len(chest_xray.read(folder).train)
-
-
-def settings():
-    return {"start": "none", "epochs": 10, "batch_per_rank": 8, "learning_rate": 0.03}
 
 
 def allowed(answer):
@@ -140,14 +131,6 @@ def area_by_sklearn(comm, labels, scores):
     return comm.bcast(area, root=0)
 
 
-def settings_with_the_archive():
-    return {"epochs": 4, "start": "chosen", "archive": 600, "pretrain_epochs": 6}
-
-
-def settings_with_larger_batches():
-    return dict(start="none", epochs=10, batch_per_rank=16, learning_rate=0.05)
-
-
 EXERCISES = {
     "83-1": Exercise(luck, [(1, 1), (2, 2), (8, 14), (10, 14), (14, 14), (0, 5)], {
         "This is exactly so many. A reader is impressed by more, too.":
@@ -178,18 +161,20 @@ EXERCISES = {
         remark="Where both batches are equal there is nothing to warm up to: the rate continues."),
     "83-3": Letters(CAUSES,
         "None of the six is a fault of the net: all lie in the comparison, or in the data."),
-    "83-4": Exercise(area_on_ranks, parts, {
+    "83-4": Exercise(area_by_ranks, parts, {
         "A tie counts half, as in section 2.": lambda inputs: of_all(inputs, 0),
         "This is the mean of the ranks' areas: pairs across ranks are missing.":
             lambda inputs: [np.mean(of_each(inputs))] * len(inputs),
         "This is the area of the rank's own radiographs.": of_each,
-    }, also_right=(area_by_ranks, area_by_sklearn),
+    }, also_right=(area_by_sklearn,),
         hint="Gather labels and scores of all ranks first: `comm.allgather`.",
         remark="A mean of areas is not the area of all: pairs across ranks are missing in it.",
         ranks=(2, 3), serial=of_all),
     "83-5": Exercise(
-        settings, call=allowed, score=share_of_ideal, limit_s=150,
-        also_right=(settings_with_the_archive, settings_with_larger_batches),
+        lambda: {"epochs": 4, "start": "chosen", "archive": 600, "pretrain_epochs": 6},
+        call=allowed, score=share_of_ideal, limit_s=150,
+        also_right=(lambda: {"epochs": 10, "batch_per_rank": 16, "learning_rate": 0.05,
+                             "start": "none"},),
         hint=f"A dict with some of {', '.join(CHOICES)}, and at most {PICTURES} pictures.",
         mistakes={
             "Count every pass over every radiograph, those of the archive too.":

@@ -3,7 +3,6 @@
 from functools import partial
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from dlcourse.exercises.compare import brief
 from dlcourse.exercises.engine import Exercise, WrongAnswer
@@ -19,14 +18,6 @@ def training_flops(
 def utilisation(multiplied, tokens_per_s, gpus, peak, recompute, again=2, all_gpus=True):
     one = multiplied * tokens_per_s / (peak * (gpus if all_gpus else 1))
     return 6 * one, (6 + again * recompute) * one
-
-
-def noise_scale(comm, gradient, samples):
-    lengths = comm.allreduce(float(gradient @ gradient)) / comm.size
-    mean = comm.allreduce(gradient) / comm.size
-    own, whole = samples / comm.size, float(mean @ mean)
-    squared = (samples * whole - own * lengths) / (samples - own)
-    return (lengths - whole) / (1 / own - 1 / samples) / squared
 
 
 def noise_cases(ranks):
@@ -94,28 +85,6 @@ class Laboratory:
 def law_loss(law, size, tokens):
     least, of_size, a, of_data, b = law
     return least + of_size / size**a + of_data / tokens**b
-
-
-def predict_loss(train, budget, size, tokens):
-    """Train a grid of sizes and tokens, fit the law, and continue it."""
-    sizes, data = np.geomspace(4e6, 2.5e8, 6), np.geomspace(1e8, 8e9, 6)
-    runs = [(n, d) for n in sizes for d in data]
-    runs.sort(key=lambda run: run[0] * run[1])
-    used, points = 0.0, []
-    for n, d in runs:
-        if used + 6 * n * d <= budget:
-            used += 6 * n * d
-            points.append((n, d, train(n, d)))
-    n, d, losses = np.array(points).T
-
-    def off(p):
-        found = np.exp(p[0]) + np.exp(p[1]) / n ** p[2] + np.exp(p[3]) / d ** p[4]
-        return np.log(found / losses)
-
-    starts = [(0.3, s, a, t, b) for s, a in ((4, 0.25), (7, 0.4)) for t, b in ((5, 0.25), (7, 0.4))]
-    best = min((least_squares(off, start) for start in starts), key=lambda one: one.cost).x
-    law = np.exp(best[0]), np.exp(best[1]), best[2], np.exp(best[3]), best[4]
-    return law_loss(law, size, tokens)
 
 
 def largest_net(train, budget, size, tokens):
@@ -244,8 +213,8 @@ EXERCISES = {
         },
         remark="A setting that recomputes less can have a higher MFU and a lower second share."),
     "90-3": Exercise(
-        noise_scale, ranks=(2, 3), cases=noise_cases, serial=noise_serial,
-        also_right=(noise_scale_by_two_batches, noise_scale_by_variance),
+        noise_scale_by_two_batches, ranks=(2, 3), cases=noise_cases, serial=noise_serial,
+        also_right=(noise_scale_by_variance,),
         hint="Two equations: a mean over B samples has the squared length |G|² + tr(Σ) / B.",
         mistakes={
             "The mean gradient, not the sum of the ranks' means.":
@@ -268,7 +237,7 @@ EXERCISES = {
         },
         remark="With a and b nearly equal, N and D grow together, with the root of the budget."),
     "90-5": Exercise(
-        predict_loss, check=within_two_percent, limit_s=30.0,
+        predict_by_exponents, check=within_two_percent, limit_s=30.0,
         score=lambda answer, cluster: score_of(answer),
         mistakes={
             "The mean error is above 2 %.": largest_net,
@@ -277,6 +246,6 @@ EXERCISES = {
             LIMITS:
                 lambda train, budget, size, tokens: train(size, tokens),
         },
-        also_right=(predict_by_exponents, predict_along_three_lines),
+        also_right=(predict_along_three_lines,),
         remark="Small nets with much data and larger ones with little separate the two terms."),
 }  # fmt: skip

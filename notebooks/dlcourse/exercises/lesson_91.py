@@ -7,7 +7,7 @@ import numpy as np
 
 from dlcourse.exercises.compare import brief
 from dlcourse.exercises.engine import Exercise, WrongAnswer, letter
-from dlguide.collectives import allgather_ring, parts, reduce_scatter_ring
+from dlguide.collectives import parts
 
 
 def kept_by_a_rank(parameters, ranks, stage, groups, state=12, first=1, share=None):
@@ -35,19 +35,6 @@ def waits(compute, gather, ahead=1, first=1, chain_of=1):
             link = arrived = max(link, start) + gather[place + 1]
         clock += seconds
     return waited
-
-
-def stage_2_step(comm, weights, gradients, velocity, samples, rate, momentum):
-    sums = {}
-    for place in reversed(range(len(weights))):
-        sums[place] = reduce_scatter_ring(gradients(place), comm).copy()
-    weights = [each.copy() for each in weights]
-    moved = []
-    for place, whole in enumerate(weights):
-        moved.append(momentum * velocity[place] + rate * sums[place] / samples)
-        parts(whole, comm.size)[comm.rank][:] -= moved[place]
-        allgather_ring(whole, comm)
-    return weights, moved, [sums[place] for place in range(len(weights))]
 
 
 def stage_2_cases(ranks):
@@ -132,10 +119,6 @@ def layout_seconds(case, groups, kept):
     return seconds
 
 
-def _subsets(count):
-    return chain.from_iterable(combinations(range(count), few) for few in range(count + 1))
-
-
 def best_of(case, subsets):
     """The fastest layout that fits, out of these sets of kept layers."""
     choices = [(groups, set(kept)) for groups in _divisors(case[1]) for kept in subsets]
@@ -145,7 +128,9 @@ def best_of(case, subsets):
 
 def cheapest(layers, ranks, per_node, limit, inside, between, latency):
     case = (layers, ranks, per_node, limit, inside, between, latency)
-    return best_of(case, list(_subsets(len(layers))))
+    places = range(len(layers))
+    subsets = chain.from_iterable(combinations(places, few) for few in range(len(layers) + 1))
+    return best_of(case, list(subsets))
 
 
 def all_or_none(*case):
@@ -175,8 +160,6 @@ def as_fast_as_all_or_none(answer):
 
 
 def stage_2_by_reduce_scatter(comm, weights, gradients, velocity, samples, rate, momentum):
-    from dlguide.collectives import parts
-
     new_weights, new_velocity, kept = [], [], [None] * len(weights)
     for place in reversed(range(len(weights))):
         counts = [len(part) for part in parts(weights[place], comm.size)]
@@ -193,8 +176,6 @@ def stage_2_by_reduce_scatter(comm, weights, gradients, velocity, samples, rate,
 
 
 def stage_2_by_allreduce(comm, weights, gradients, velocity, samples, rate, momentum):
-    from dlguide.collectives import parts
-
     kept = []
     for place in range(len(weights) - 1, -1, -1):
         total = comm.allreduce(gradients(place))
@@ -229,38 +210,6 @@ def cheapest_by_ratio(layers, ranks, per_node, limit, inside, between, latency):
             seconds += times * ((s - 1) / s * size / rate + (s - 1) * latency)
         best = min(best, (seconds, groups, kept), key=lambda each: each[0])
     return best[1], best[2]
-
-
-def cheapest_by_additions(layers, ranks, per_node, limit, inside, between, latency):
-    n, count = sum(layers), len(layers)
-
-    def seconds(groups, kept):
-        s = ranks // groups
-        rate = inside if s <= per_node else between
-        gathered = sum(size * (2 if i in kept else 3) for i, size in enumerate(layers))
-        messages = (3 * count - len(kept)) * (s - 1) + 2 * (groups - 1) * count
-        return (
-            gathered * (s - 1) / s / rate
-            + 2 * (groups - 1) / groups * n / s / between
-            + messages * latency
-        )
-
-    def fits(groups, kept):
-        s = ranks // groups
-        need = 4 * n / s + 2 * max(layers) + (s - 1) / s * sum(layers[i] for i in kept)
-        return need <= limit
-
-    candidates = []
-    for groups in (g for g in range(1, ranks + 1) if ranks % g == 0 and fits(g, ())):
-        orders = sorted(range(count), key=layers.__getitem__), list(range(count))
-        for order in (*orders, orders[0][::-1]):
-            kept = frozenset()
-            for layer in order:
-                if fits(groups, kept | {layer}):
-                    kept = kept | {layer}
-            candidates.append((groups, kept))
-        candidates.append((groups, frozenset()))
-    return min(candidates, key=lambda each: seconds(*each))
 
 
 EXERCISES = {
@@ -313,8 +262,8 @@ EXERCISES = {
             "Compute c per gather of 2 c: half is hidden. More layers ahead would not help."),
     ],
     "91-4": Exercise(
-        stage_2_step, ranks=(2, 3), cases=stage_2_cases, serial=stage_2_serial, call=stage_2_call,
-        also_right=(stage_2_by_reduce_scatter, stage_2_by_allreduce),
+        stage_2_by_reduce_scatter, ranks=(2, 3), cases=stage_2_cases, serial=stage_2_serial,
+        call=stage_2_call, also_right=(stage_2_by_allreduce,),
         hint="Reduce-scatter, keep a copy of the part, update the own part, allgather.",
         mistakes={
             "Divide the sums by `samples`: the mean gradient moves the weights.":
@@ -338,6 +287,6 @@ EXERCISES = {
             "The best layout that keeps all layers or none is faster.":
                 lambda *case: (1, set()),
         },
-        also_right=(cheapest_by_ratio, cheapest_by_additions),
+        also_right=(cheapest_by_ratio,),
         remark="Groups that fit into a node come first, then what memory is left buys gathers."),
 }  # fmt: skip

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 
 from dlcourse.exercises.compare import brief
-from dlcourse.exercises.engine import Exercise, WrongAnswer
+from dlcourse.exercises.engine import Exercise, Recorded, WrongAnswer
 
 
 def cheaper(length, heads, key_heads, width, ranks, itemsize, ring=6, passes=2, of_keys=1, keep=1):
@@ -114,24 +114,6 @@ def accepts_all_but(*refused):
     return lambda given: all(given is not WRONG[hint] for hint in refused)
 
 
-class OnlyRing:
-    """What exercise 4 may use of a communicator."""
-
-    def __init__(self, comm):
-        self.rank, self.size, self.sendrecv = comm.rank, comm.size, comm.sendrecv
-
-
-def mean_so_far(comm, values, mine):
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    total, count, theirs = np.zeros_like(values), np.zeros((len(mine), 1)), mine
-    moving = values
-    for _ in range(comm.size):
-        seen = mine[:, None] >= theirs
-        total, count = total + seen @ moving, count + seen.sum(axis=1, keepdims=True)
-        moving, theirs = comm.sendrecv((moving, theirs), right, source=left)
-    return total / count
-
-
 def parts(ranks):
     """Positions dealt out at random, more of them on later ranks."""
     cases = []
@@ -237,17 +219,6 @@ def mean_so_far_collected(comm, values, mine):
     return sums[until - 1] / until[:, None]
 
 
-def assign_by_load(pairs, ranks):
-    """The largest block first, each to the rank with the least work that has room for a block."""
-    room, load, owner = [len(pairs) // ranks] * ranks, [0] * ranks, [0] * len(pairs)
-    for block in sorted(range(len(pairs)), key=lambda block: pairs[block], reverse=True):
-        rank = min((r for r in range(ranks) if room[r]), key=lambda r: load[r])
-        owner[block] = rank
-        load[rank] += pairs[block]
-        room[rank] -= 1
-    return owner
-
-
 def assign_in_a_snake(pairs, ranks):
     owner = np.empty(len(pairs), int)
     for place, block in enumerate(np.argsort(pairs)):
@@ -295,9 +266,9 @@ EXERCISES = {
         },
         remark="Long and short, small scores and large, a limit: and each one refused something."),
     "92-4": Exercise(
-        mean_so_far, ranks=(2, 3), cases=parts, serial=means,
-        call=lambda answer, comm, *rest: answer(OnlyRing(comm), *rest),
-        also_right=(mean_so_far_round_by_round, mean_so_far_collected),
+        mean_so_far_round_by_round, ranks=(2, 3), cases=parts, serial=means,
+        call=lambda answer, comm, *rest: answer(Recorded(comm, ("sendrecv",)), *rest),
+        also_right=(mean_so_far_collected,),
         hint="Let values and their places travel; add up what is seen, and count it.",
         mistakes={
             "Only this rank's values are in the mean: let them travel.": partial(means, own=True),
@@ -316,6 +287,6 @@ EXERCISES = {
             "Every rank gets the same number of blocks, 8 of 32.": lambda p, ranks: [0] * len(p),
             "A list with the rank of each block is expected.": lambda p, ranks: {0: 1},
         },
-        also_right=(assign_by_load, assign_in_a_snake),
+        also_right=(assign_in_a_snake,),
         remark="Largest first is the start; exchanging pairs of blocks brings it closer to 1.00."),
 }  # fmt: skip

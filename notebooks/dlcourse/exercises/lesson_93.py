@@ -99,10 +99,6 @@ def shares_of_best(answer):
     return shares
 
 
-def mean_share(answer, cluster=None):
-    return float(np.mean(shares_of_best(answer)))
-
-
 def good_enough(answer):
     shares = shares_of_best(answer)
     if min(shares) == 0:
@@ -113,25 +109,6 @@ def good_enough(answer):
         raise WrongAnswer(
             "Far from the best: compare other `tensor` inside a node, and fewer stages."
         )
-
-
-def choose(ask, cluster):
-    """Tensor inside a node, and of each the fewest stages that fit."""
-    found = {}
-    for tensor in (cluster["per_node"], cluster["per_node"] // 2):
-        rest = cluster["gpus"] // tensor
-        stages = [p for p in range(1, min(rest, cluster["layers"]) + 1) if rest % p == 0]
-        least = cluster["parameters"] * 5 / 80e9 / tensor
-        for pipeline in [p for p in stages if p >= least][:4]:
-            sides = rest // pipeline, tensor, pipeline
-            found[sides] = ask(*sides)
-            if found[sides] < inf:
-                break
-    return min(found, key=found.get)
-
-
-def copies_only(ask, cluster):
-    return cluster["gpus"], 1, 1
 
 
 def stages_only(ask, cluster):
@@ -265,15 +242,16 @@ EXERCISES = {
             "Speed needed: 2/9 (t - 1) flops_per_s / (share w). Wider nets allow slower links."),
     ],
     "93-5": Exercise(
-        choose, check=good_enough, limit_s=60.0, score=mean_share,
+        choose_by_memory, check=good_enough, limit_s=60.0,
+        score=lambda answer, cluster: float(np.mean(shares_of_best(answer))),
         mistakes={
             "One layout does not fit, or does not divide the net: ask about it first.":
-                copies_only,
+                lambda ask, cluster: (cluster["gpus"], 1, 1),
             "Far from the best: compare other `tensor` inside a node, and fewer stages.":
                 stages_only,
             f"More than {MOST} questions for one cluster.": asks_all,
             "data x tensor x pipeline must be the number of GPUs.": lambda ask, cluster: (1, 1, 1),
         },
-        also_right=(choose_by_memory, choose_by_neighbours),
+        also_right=(choose_by_neighbours,),
         remark="Tensor inside a node, few stages, copies outside: a rule replaces most questions."),
 }  # fmt: skip

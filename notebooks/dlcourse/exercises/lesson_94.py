@@ -51,14 +51,6 @@ def hiding_rate(fragments, every, compute_s, bits=8, window="its own", which=max
 # --- four bits, on ranks -------------------------------------------------------------------------
 
 
-def four_bits(comm, change, levels=7):
-    scale = np.abs(change).max() / levels
-    codes = np.rint(change / scale).astype(np.int8) if scale else np.zeros(change.size, np.int8)
-    pairs = comm.allgather((scale, codes))
-    mean = sum(each * own for each, own in pairs) / comm.size
-    return mean, (change.size + 1) // 2 + 8
-
-
 def four_bits_cases(ranks):
     """Changes whose largest value differs by rank, one of them all zeros, an odd size."""
     random = np.random.default_rng(4)
@@ -121,11 +113,6 @@ def nesterov(rate, momentum):
 
 def average(model, mean, state, number):
     return mean
-
-
-def better_outer_step(model, mean, state, number):
-    """Nesterov momentum for most rounds; at the end the mean alone, which has least noise."""
-    return nesterov(0.7, 0.8 if number < ROUNDS - 4 else 0.3)(model, mean, state, number)
 
 
 def losses_of(step):
@@ -239,8 +226,8 @@ EXERCISES = {
         },
         remark="Fragments of equal size need the rate of one exchange spread over all H steps."),
     "94-4": Exercise(
-        four_bits, ranks=(2, 3), cases=four_bits_cases, serial=four_bits_serial,
-        also_right=(four_bits_in_tuples, four_bits_packed),
+        four_bits_in_tuples, ranks=(2, 3), cases=four_bits_cases, serial=four_bits_serial,
+        also_right=(four_bits_packed,),
         hint="Each rank sends its scale and its codes; every rank decodes all and takes the mean.",
         mistakes={
             "Each rank has its own scale, which travels with the codes.":
@@ -253,7 +240,7 @@ EXERCISES = {
         },
         remark="An eighth of the bytes of float32. What is rounded away is lost: no error kept."),
     "94-5": Exercise(
-        better_outer_step, check=check_outer, limit_s=30.0, score=outer_score,
+        step_of_heavy_ball, check=check_outer, limit_s=30.0, score=outer_score,
         mistakes={
             f"Expected: an array of {SIZE} values, got 3.5.": lambda *given: 3.5,
             "The loss is not finite at the end. Are the steps too large?":
@@ -263,6 +250,6 @@ EXERCISES = {
                 lambda model, mean, *rest: 0 * mean,
             "The best weights are not 0.": lambda model, mean, *rest: 0.5 * mean,
         },
-        also_right=(step_of_heavy_ball, step_of_rising_momentum),
+        also_right=(step_of_rising_momentum,),
         remark="1.00: as good as the best fixed pair for each problem; more is possible."),
 }  # fmt: skip
