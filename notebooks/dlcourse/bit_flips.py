@@ -13,11 +13,15 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
+import lmdb
 import numpy as np
 
 from dlcourse.bench.io import files_of
@@ -126,8 +130,6 @@ def _write_tfrecord(folder: Path, array: np.ndarray) -> None:
 
 
 def _write_lmdb(folder: Path, array: np.ndarray) -> None:
-    import lmdb
-
     path, room = str(folder / "data.mdb"), 1 << 20 | 4 * array.nbytes
     with (
         lmdb.open(path, subdir=False, lock=False, map_size=room) as opened,
@@ -138,8 +140,6 @@ def _write_lmdb(folder: Path, array: np.ndarray) -> None:
 
 
 def _write_hdf5(folder: Path, array: np.ndarray, **options: bool) -> None:
-    import h5py
-
     with h5py.File(folder / "data.h5", "x") as file:
         chunks = (1, array.shape[1]) if options else None
         file.create_dataset("images", data=array, chunks=chunks, **options)
@@ -150,8 +150,6 @@ def _read_tfrecord(folder: Path) -> list[bytes]:
 
 
 def _read_lmdb(folder: Path) -> list[bytes]:
-    import lmdb
-
     path = str(folder / "data.mdb")
     with (
         lmdb.open(path, subdir=False, lock=False, readonly=True) as opened,
@@ -161,8 +159,6 @@ def _read_lmdb(folder: Path) -> list[bytes]:
 
 
 def _read_hdf5(folder: Path) -> list[bytes]:
-    import h5py
-
     with h5py.File(folder / "data.h5", "r") as file:
         return [row.tobytes() for row in file["images"][:]]
 
@@ -199,9 +195,6 @@ _READERS: dict[str, Callable[[Path], list]] = {
 
 def _child(name: str, folder: Path, bits: list[int]) -> None:
     """Read the damaged files; what comes goes out at once, because the next may end all."""
-    import resource
-    import signal
-
     # a length that was damaged must not take the machine's memory
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY_NBYTES, _MOST_MEMORY_NBYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

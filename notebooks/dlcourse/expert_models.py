@@ -49,13 +49,10 @@ class Run:
 def multiply_adds(kind: str) -> dict[str, int]:
     """Multiply-adds of one token forward, by part; places that stay empty are a part as well."""
     dense = 2 * WIDTH * (HIDDEN if kind != "dense, equal weights" else EXPERTS * HIDDEN // K)
+    router, empty = WIDTH * EXPERTS, round((CAPACITY - 1) * dense)
     if kind.startswith("dense"):
-        return {"layer": dense, "router": 0, "empty places": 0}
-    return {
-        "layer": dense,
-        "router": WIDTH * EXPERTS,
-        "empty places": round((CAPACITY - 1) * dense),
-    }
+        router = empty = 0
+    return {"layer": dense, "router": router, "empty places": empty}
 
 
 class Dense:
@@ -100,7 +97,6 @@ def train(
 
     Args:
         kind: a key of `RATES`.
-        seed: of the initial weights and of the batches.
         rate: of Adam, falling to 0 in a straight line; None takes that of `RATES`.
         steps: over which the rate falls.
         stop: after how many of them the training ends; None for all.

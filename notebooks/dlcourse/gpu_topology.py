@@ -130,9 +130,6 @@ def parse_matrix(text: str, link_bytes_per_s: float) -> dict[tuple[int, int], fl
     """Parse the NVLinks of a matrix of nvidia-smi into a graph; other pairs are left out.
 
     NV2 means two NVLinks of `link_bytes_per_s`.
-
-    Raises:
-        ValueError: if there are no rows of GPUs.
     """
     rows = _rows(text)
     numbers, found = sorted(rows), {}

@@ -103,8 +103,6 @@ class Timeline:
         The tensors of `DistributedOptimizer` contain "gradients".
         """
         events = tuple(event for event in self.events if text in event.tensor)
-        must = f"be part of the name of one of the {len(self.tensors)} tensors"
-        require(bool(events), "text", must, text, f"There are {', '.join(self.tensors[:8])}.")
         messages = (m for m in self.messages if any(text in name for name in m.tensors))
         return replace(self, events=events, messages=tuple(messages))
 
@@ -146,10 +144,7 @@ def read(path: str | os.PathLike) -> Timeline:
     Source:
         Horovod 0.28.1, horovod/common/timeline.cc.
     """
-    path = Path(path)
-    then = "Record one with `FitConfig(timeline=...)` on ranks; rank 0 writes it."
-    require(path.is_file(), "path", "be a file that exists", str(path), then)
-    records = _parsed(path.read_bytes().decode(errors="replace"), str(path))
+    records = _parsed(Path(path).read_text("utf-8", errors="replace"), str(path))
     head = [one["args"] for one in records if one["ph"] == "M" and "args" in one]
     key = "start_time_since_epoch_in_micros"
     started = next((1e-6 * args[key] for args in head if key in args), None)
@@ -203,8 +198,10 @@ def _paired(
                 events.append(TensorActivity(tensor, operation, NEGOTIATION, start, seconds))
                 agreed[pid] = seconds
             elif stack:
-                operation = stack[0][0].lower()
-                events.append(TensorActivity(tensor, operation, _phase(name), start, seconds))
+                # an activity such as MEMCPY_IN_FUSION_BUFFER
+                phases = (phase for begin, phase in _BEGINS.items() if name.startswith(begin))
+                activity = stack[0][0].lower(), next(phases, OTHER), start, seconds
+                events.append(TensorActivity(tensor, *activity))
             else:
                 grows = False
                 parts[number].append((start, seconds, name.lower(), tensor))
@@ -213,11 +210,6 @@ def _paired(
         starts, ends, operations, tensors = zip(*sorted(group, key=lambda one: one[0]), strict=True)
         messages.append(FusedMessage(operations[0], tensors, starts[0], max(ends)))
     return tuple(events), tuple(messages)
-
-
-def _phase(activity: str) -> str:
-    """Return the phase of an activity of Horovod, such as MEMCPY_IN_FUSION_BUFFER."""
-    return next((phase for start, phase in _BEGINS.items() if activity.startswith(start)), OTHER)
 
 
 def total_s(spans: Iterable[tuple[float, float]]) -> float:

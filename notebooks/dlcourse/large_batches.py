@@ -47,12 +47,8 @@ class ExperimentConfig:
     over the epochs after the warmup, as in the PRACE best practice guide.
 
     Args:
-        samples: training samples (count); None leaves them open.
         warmup: None, "constant", "stepping" or "gradual", for `warmup_epochs`, rising
             with each "step" or each "epoch" (`per`).
-
-    Raises:
-        ValueError: if a value is not allowed, or values do not fit together.
 
     >>> config = ExperimentConfig(batch_per_worker=32, virtual_workers=32, rate_scaling="linear",
     ...                           base_rate=0.05, base_batch=32)

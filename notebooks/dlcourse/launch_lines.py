@@ -151,7 +151,11 @@ def explain(command: str) -> ExplainedLaunch:
         variables[name] = _unquoted(value)
         told.append(_variable(word, name, _unquoted(value)))
     launcher, left = words[at], words[at + 1 :]
-    title = _which_mpi(left)
+    # whose mpirun it is follows from the options, also from one that is almost an option
+    only = {*OPEN_MPI} - {*HYDRA}
+    names = {word.lstrip("-").partition("=")[0] for word in left if word.startswith("-")}
+    near = any(get_close_matches(name, only, cutoff=0.75) for name in names - {*HYDRA})
+    title = [*FAMILIES][near]
     table = FAMILIES[title]
     told.append(ExplainedWord(launcher, f"launcher: {title}"))
     parts: dict[str, str] = {}
@@ -184,15 +188,6 @@ def explain(command: str) -> ExplainedLaunch:
         program=tuple(left),
     )
     return ExplainedLaunch(title, tuple(told), job, (*findings, *_findings(job)))
-
-
-def _which_mpi(words: Sequence[str]) -> str:
-    """Tell by the options whose mpirun it is; also by one that is almost an option."""
-    names = [word.lstrip("-").partition("=")[0] for word in words if word.startswith("-")]
-    only = {*OPEN_MPI} - {*HYDRA}
-    strange = [name for name in names if name not in HYDRA]
-    near = any(get_close_matches(name, only, cutoff=0.75) for name in strange)
-    return [*FAMILIES][near]
 
 
 def _option(
@@ -259,14 +254,11 @@ def _findings(job: LaunchLine) -> list[str]:
 
 def all_lines(job: LaunchLine) -> dict[str, str]:
     """Return the command for every launcher of today."""
-    ways = {"MPICH": mpich, "Open MPI 5": _open_mpi, "Intel MPI": _intel_mpi, "Slurm": srun}
-    return {name: command(job) for name, command in ways.items()}
-
-
-def _intel_mpi(job: LaunchLine) -> str:
-    """Bind each rank to a domain of CPUs."""
+    # Intel MPI binds each rank to a domain of CPUs
     domain = f"{job.cpus}:compact" if job.cpus else "auto"
-    return joined([*hydra(job), "-genv", "I_MPI_PIN_DOMAIN", domain], job)
+    intel = joined([*hydra(job), "-genv", "I_MPI_PIN_DOMAIN", domain], job)
+    lines = {"MPICH": mpich(job), "Open MPI 5": _open_mpi(job), "Intel MPI": intel}
+    return lines | {"Slurm": srun(job)}
 
 
 def _open_mpi(job: LaunchLine) -> str:

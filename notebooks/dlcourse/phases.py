@@ -107,12 +107,13 @@ class UtilisationRecorder:
         return Utilisation(self._started, self._cpus, time_s, busy, tuple(self._marks))
 
     def _sample(self, interval_s: float, stop: Event) -> None:
-        before, last = _ticks(), False
+        before, last = _ticks(self._cpus), False
         while not last:
             last = stop.wait(interval_s)
-            now = _ticks()
-            busy = tuple(_busy_percent(before[cpu], now[cpu]) for cpu in self._cpus)
-            self._samples.append((time() - self._started, busy))
+            now = _ticks(self._cpus)
+            idle, whole = (now - before).T
+            busy = np.where(whole > 0, 100 - 100 * idle / np.maximum(whole, 1), 0).clip(0)
+            self._samples.append((time() - self._started, tuple(busy.tolist())))
             before = now
 
 
@@ -135,21 +136,17 @@ def utilisation(interval_s: float = 0.2) -> Iterator[UtilisationRecorder]:
         sampler.join()
 
 
-def _ticks() -> dict[int, tuple[int, int]]:
+def _ticks(cpus: Sequence[int]) -> np.ndarray:
+    """Read the idle ticks and all ticks of each core."""
     # /proc/stat and not psutil: its lines name the core, where psutil's list has only places,
     # which shift when a core is offline.
     ticks = {}
     for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
         name, *counts = line.split()
-        if name.startswith("cpu") and name != "cpu":
+        if name.startswith("cpu"):
             _user, _nice, _system, idle, iowait, *_ = numbers = [int(count) for count in counts[:8]]
-            ticks[int(name[3:])] = (idle + iowait, sum(numbers))
-    return ticks
-
-
-def _busy_percent(before: tuple[int, int], now: tuple[int, int]) -> float:
-    idle, all_ticks = now[0] - before[0], now[1] - before[1]
-    return 100.0 * max(0.0, 1 - idle / all_ticks) if all_ticks > 0 else 0.0
+            ticks[name] = idle + iowait, sum(numbers)
+    return np.array([ticks[f"cpu{cpu}"] for cpu in cpus])
 
 
 def load_by_phase(record: Utilisation, runs: Sequence[TrainingResult]) -> dict[str, float]:

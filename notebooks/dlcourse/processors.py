@@ -43,7 +43,6 @@ class Processor:
 
     Args:
         kind: one of asic, cpu, fpga, gpu, ipu, manycore, tpu.
-        year: of its introduction.
         flops_per_s: peak by number format, additions and multiplications counted each; int8 too.
         memory_bytes: its own memory, at most; `bytes_per_s` is its bandwidth.
         link_bytes_per_s: of its links to others of its kind, all links, mostly both directions
@@ -86,9 +85,6 @@ def select(since: int = 0) -> tuple[Processor, ...]:
 
 def find(name: str) -> Processor:
     """Find the processor whose name holds all words of `name`, capital letters or not.
-
-    Raises:
-        ValueError: if none or several fit; the message lists them.
 
     >>> find("h200").year
     2023
@@ -166,29 +162,23 @@ def choose(
 def _choice(each: Processor, count: int, need: float, samples: int) -> ProcessorChoice:
     parts, dtype = math.ceil(need / each.memory_bytes), each.training_format()
     copies = count // parts
-    fits = f"A worker needs {need:.3g} bytes; the memory of one holds {each.memory_bytes:.3g}: "
+    fits = "the model fits, and data parallelism will do."
     if not copies:
-        fits += f"even all {count} together cannot hold the model."
-    elif parts == 1:
-        fits += "the model fits, and data parallelism will do."
-    else:
-        fits += f"{parts} together hold one copy (model parallelism). Their messages come on top."
-    reasons = [fits]
+        fits = f"even all {count} together cannot hold the model."
+    elif parts > 1:
+        fits = f"{parts} together hold one copy (model parallelism). Their messages come on top."
+    memory = f"the memory of one holds {each.memory_bytes:.3g}"
+    reasons = [f"A worker needs {need:.3g} bytes; {memory}: {fits}"]
     if copies:
         data_bytes, left = IMAGE_BYTES * samples, count * each.memory_bytes - copies * need
-        reasons.append(f"The data set ({data_bytes:.3g} bytes) ")
+        place = "must be read from disk"
         if data_bytes <= left:
-            reasons[-1] += "fits into what the model leaves of their memory."
-        elif each.kind == "cpu":
-            reasons[-1] += "must be read from disk."
-        elif each.host_bytes_per_s is None:
-            reasons[-1] += "does not fit; it must be copied from the host all the time."
-        else:
-            seconds = data_bytes / each.host_bytes_per_s
-            reasons[-1] += (
-                f"does not fit; through one PCIe link an epoch's copy takes {seconds:.3g} s at "
-                "least. Does it overlap with computing?"
-            )
+            place = "fits into what the model leaves of their memory"
+        elif each.kind != "cpu":
+            place = "comes through the host's link in each epoch"
+            if each.host_bytes_per_s:
+                place += f", in {data_bytes / each.host_bytes_per_s:.3g} s at least"
+        reasons.append(f"The data set ({data_bytes:.3g} bytes) {place}.")
     if dtype is None:
         return ProcessorChoice(each.name, count, 0.0, [*reasons, "No peak for training is stated."])
     peak = f"{count} with {each.flops_per_s[dtype]:.3g} flop/s in {dtype} each"

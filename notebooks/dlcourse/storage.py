@@ -28,8 +28,6 @@ class TrainingReads:
     """The samples that a training reads.
 
     Args:
-        sample_nbytes: mean size of a sample as stored (bytes).
-        seconds: time of the whole run (s).
         samples_per_file: samples in one file; 1 if each image is a file.
     """
 

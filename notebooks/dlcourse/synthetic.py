@@ -160,9 +160,6 @@ def images(classes: int, size: int, count: int, seed: int) -> Samples:
     class looks like does not depend on the seed: use another seed for pictures to test with.
 
     Args:
-        classes: number of classes (count).
-        size: height and width (pixels).
-        count: number of pictures (count).
         seed: 0 or more; another one gives other pictures of the same classes.
 
     >>> [picture.label for picture in images(classes=3, size=32, count=5, seed=1)]

@@ -104,9 +104,6 @@ class Lab:
     Args:
         allow_open_servers: whether the workers may use the machine's network where the system
             allows no other one.
-
-    Raises:
-        MissingComponentError: if the workers cannot have their own network.
     """
 
     def __init__(self, allow_open_servers: bool = False) -> None:

@@ -24,12 +24,7 @@ def load(name: str = "austen", folder: str | os.PathLike | None = None) -> str:
     """Return a text of `data/texts`, whose README names its source and licence.
 
     Args:
-        name: of the file, without its ending.
         folder: the data folder; None takes $DLGUIDE_DATA or the course's.
-
-    Raises:
-        DataError: when the folder has no texts.
-        ValueError: when there is no such text.
     """
     place = data_folder(folder) / "texts"
     files = {path.name.split(".")[0]: path for path in sorted(place.glob("*.txt*"))}
@@ -76,7 +71,6 @@ class TextTokens:
 
         Args:
             length: tokens of a window.
-            count: number of windows, the global batch.
             step: of the training; each draws anew.
 
         Returns:

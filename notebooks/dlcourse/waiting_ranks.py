@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from dlcourse.parallel import pipeline_schedule
 from dlcourse.parallel.mesh import RankMesh
 from dlcourse.parallel.pipeline import partition
 from dlcourse.parallel.pipeline_schedule import BACKWARD, FORWARD, PipelineCell, Work
+from dlguide.measure import timing
 
 if TYPE_CHECKING:
     import keras
@@ -52,7 +54,6 @@ def run_order(
 
     Args:
         compute: does one pass, or waits as long as it takes.
-        nbytes: size of a message between two pieces.
 
     Returns:
         list: this rank's cells, with the times of its own clock (s).
@@ -108,12 +109,11 @@ def measure_orders(
             mine = run_order(comm, rows[comm.rank], lambda w, t=times: wait(t[w.kind]), nbytes)
             cells = [cell for row in comm.allgather(mine) for cell in row]
             first_s = min(cell.start_s for cell in cells)
-            found[name].append([_moved(cell, -first_s) for cell in cells])
+            found[name].append([
+                replace(cell, start_s=cell.start_s - first_s, end_s=cell.end_s - first_s)
+                for cell in cells
+            ])  # fmt: skip
     return found
-
-
-def _moved(cell: PipelineCell, by_s: float) -> PipelineCell:
-    return replace(cell, start_s=cell.start_s + by_s, end_s=cell.end_s + by_s)
 
 
 def in_rounds(stages: int, microbatches: int, room: int) -> list[list[Work]]:
@@ -218,13 +218,8 @@ def measured_link(comm: Comm, ranks: int) -> tuple[float, float]:
     group = comm.Split(comm.rank // ranks, comm.rank)
     times, sizes = [], (4, 1 << 20)
     for nbytes in sizes:
-        array, each = np.zeros(nbytes // 4, "f4"), []
-        for _ in range(12):
-            comm.Barrier()
-            start_s = perf_counter()
-            group.Allreduce(MPI.IN_PLACE, array)
-            each.append(comm.allreduce(perf_counter() - start_s, MPI.MAX))
-        times.append(float(np.median(each[2:])))
+        array = np.zeros(nbytes // 4, "f4")
+        times.append(timing(partial(group.Allreduce, MPI.IN_PLACE, array), 10, 2, comm).median)
     group.Free()
     small_s, large_s = times
     moved = 2 * (ranks - 1) / ranks * (sizes[1] - sizes[0])

@@ -204,11 +204,7 @@ def write(
     samples: Iterable[formats.Sample],
     kinds: Sequence[str] = formats.KINDS,
 ) -> dict[str, Path]:
-    """Write the same samples in each format, a folder for each kind; each must give back the same.
-
-    Raises:
-        RuntimeError: when a format gives back something else.
-    """
+    """Write the same samples in each format, a folder for each; all must give back the same."""
     paths = {kind: Path(folder) / kind for kind in kinds}
     Path(folder).mkdir(parents=True, exist_ok=True)
     first, *others = kinds
@@ -242,12 +238,6 @@ def compare(
 
     Args:
         paths: data sets by kind, as `write` gives them; "tfrecord" among them.
-        repeats: passes of each way that count (count).
-        access: "sequential", "random" or both.
-        seed: of the random order, which is the same for all.
-
-    Raises:
-        RuntimeError: when the data sets do not hold the same samples.
     """
     require_equal(paths)
     with formats.open(paths["tfrecord"]) as dataset:

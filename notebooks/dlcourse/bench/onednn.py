@@ -116,19 +116,15 @@ class OnednnComparison:
             f"TensorFlow {self.tensorflow}",
             self.machine,
         ]
-        if self.has_onednn:
-            lines.append(f"oneDNN {self.on.version}, may use: {self.on.isa}")
-            if "Intel" in self.on.isa and "AVX-512" not in self.on.isa:  # it calls AMD's so, too
-                lines.append(
-                    "No AVX-512 here: oneDNN's kernels of the widest vectors are not used."
-                )
-            if self.off.products:
-                lines.append(
-                    "Switched off, oneDNN still does the matrix products inside Eigen's "
-                    "convolutions: the baseline is better than that of 2019."
-                )
-        else:
-            lines.append("This TensorFlow computes no convolution with oneDNN: nothing to switch.")
+        lines.append(
+            f"oneDNN {self.on.version}, may use: {self.on.isa}" if self.has_onednn
+            else "This TensorFlow computes no convolution with oneDNN: nothing to switch."
+        )  # fmt: skip
+        if self.has_onednn and self.off.products:
+            lines.append(
+                "Switched off, oneDNN still does the matrix products inside Eigen's "
+                "convolutions: the baseline is better than that of 2019."
+            )
         share = "" if limits is None else f"{SHARE:22}"
         lines.append(f"mode    oneDNN   images/s   {share}a step (quartiles)")
         for each in self.speeds:
@@ -169,10 +165,6 @@ def compare(
         image: height and width of the images (pixels); None takes the net's own, as a net for
             MNIST must.
         seconds: time of all turns together (s); a step that takes longer is ended.
-        modes: "train", "infer" or both.
-
-    Raises:
-        RuntimeError: when the two sides do not compute the same, or a process fails.
     """
     require_known(net, models.names("digits", "imagenet"), "net")
     for mode in modes:

@@ -59,12 +59,10 @@ class Speedup:
     slice; then `equal` has the difference with equal samples on all ranks.
 
     Args:
-        threads: of each rank and of the process.
         nbytes: gradients that a rank exchanges.
         alone: one process with `alone_batch` samples, the other ranks asleep.
         together: the slowest rank's time when all compute at once and exchange nothing: no exchange
             can be faster, because it can hide behind computing.
-        step: of the slowest rank.
     """
 
     name: str
@@ -199,12 +197,6 @@ def measure(
     it is weak scaling with 100 images per rank. The one process has the batch of one rank in weak
     scaling, the global batch in strong scaling.
 
-    Args:
-        batch_per_rank: images of each rank in a step, for any number of ranks (count).
-        global_batch: images of all ranks in a step, divided by the ranks (count).
-        steps: measured steps of each part (count).
-        oversubscribe: allow more ranks than cores.
-
     Returns:
         "strong" or "weak", and one `Speedup` for each number of ranks.
     """
@@ -212,11 +204,9 @@ def measure(
     require_count(steps, "steps")
     counts = sorted({require_count(each, "ranks") for each in ranks})
     cores = describe().usable_cores
+    must = f"be at most the {cores} cores this process may use"
     then = "Use fewer ranks or `oversubscribe=True`."
-    require(
-        oversubscribe or counts[-1] <= cores,
-        "ranks", f"be at most the {cores} cores this process may use", counts[-1], then,
-    )  # fmt: skip
+    require(oversubscribe or counts[-1] <= cores, "ranks", must, counts[-1], then)
     mode, batch = "weak", 100 if batch_per_rank is None else batch_per_rank
     if global_batch is not None:
         mode, batch = "strong", require_count(global_batch, "global_batch")

@@ -67,13 +67,6 @@ def compare(
     Each stream is a process, bound to its cores by `threads.plan` and with as many threads as
     cores. All streams have the same net and the same images; their first answers must agree. The
     splits take turns, so the processes of all of them are in memory together.
-
-    Args:
-        seconds: time of all turns together (s).
-        machine: the machine with the cores; None for this one.
-
-    Raises:
-        RuntimeError: if streams compute different answers, or a process fails.
     """
     machine = describe() if machine is None else machine
     cores = machine.usable_cores

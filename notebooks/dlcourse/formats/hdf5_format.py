@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
 from dlguide.data.formats.dataset import (
@@ -32,8 +33,6 @@ class Hdf5Writer(PackingWriter):
     _file: Any = None
 
     def begin(self) -> None:
-        import h5py
-
         self._file = h5py.File(self.folder / DATA, "x")
         self._records = self._file.create_dataset(
             RECORDS, (0,), np.uint8, maxshape=(None,), chunks=(CHUNK_NBYTES,)
@@ -78,8 +77,6 @@ class Hdf5Dataset(StoredDataset):
     through_library = True
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
-        import h5py
-
         super().__init__(folder, manifest)
         self.check_bounds()
         path = self.data_file()

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import lmdb
+
 from dlguide.data.formats.dataset import (
     Damage,
     DamageError,
@@ -33,9 +35,6 @@ class LmdbWriter(PackingWriter):
     _environment: Any = None
 
     def begin(self) -> None:
-        import lmdb
-
-        self._full, self._error = lmdb.MapFullError, lmdb.Error
         self._map_nbytes = _FIRST_MAP_NBYTES
         # `sync=False`: the file is brought to the disk once, before the rename.
         self._environment = lmdb.open(
@@ -51,7 +50,7 @@ class LmdbWriter(PackingWriter):
         self.flush()
         try:
             self._environment.sync(True)
-        except self._error as error:
+        except lmdb.Error as error:
             raise self._cannot_write(error) from error
         self.close()
         return [hash_file(self.folder / DATA, "data", self.count)]
@@ -67,10 +66,10 @@ class LmdbWriter(PackingWriter):
                     for number, payload in enumerate(payloads, self.stored):
                         transaction.put(_key(number), payload, append=True)
                 return
-            except self._full:
+            except lmdb.MapFullError:
                 self._map_nbytes = max(2 * self._map_nbytes, 4 * sum(map(len, payloads)))
                 self._environment.set_mapsize(self._map_nbytes)
-            except self._error as error:
+            except lmdb.Error as error:
                 raise self._cannot_write(error) from error
 
     def _cannot_write(self, error: Exception) -> OSError:
@@ -93,8 +92,6 @@ os.register_at_fork(
 
 def _take(path: Path) -> tuple[Any, tuple[int, int]]:
     """Open a file, or share it; return its environment and the key to give it back."""
-    import lmdb
-
     found = os.stat(path)
     key = found.st_dev, found.st_ino
     with _LOCK:
@@ -123,13 +120,10 @@ class LmdbDataset(StoredDataset):
     through_library = True
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
-        import lmdb
-
         super().__init__(folder, manifest)
         self.check_bounds()
         path = self.data_file()
         self.opens += 2  # to check it, to map it
-        self._error = lmdb.Error
         try:
             environment, key = _take(path)
             self._give_back = weakref.finalize(self, _give_back, key)  # also without `close`
@@ -144,7 +138,7 @@ class LmdbDataset(StoredDataset):
     def stored(self, number: int) -> bytes:
         try:
             found = self._transaction.get(_key(number))
-        except self._error as error:
+        except lmdb.Error as error:
             raise self.damaged(number, f"LMDB cannot read it: {error}") from error
         if found is None:
             raise self.damaged(number, "LMDB does not find it")
@@ -159,7 +153,7 @@ class LmdbDataset(StoredDataset):
                     raise self.damaged(None, what)
                 yield bytes(value)
                 number += 1
-        except self._error as error:
+        except lmdb.Error as error:
             raise self.damaged(None, f"LMDB cannot read on at record {number}: {error}") from error
 
     def place(self, number: int, file: int, offset: int) -> tuple[str, int | None]:

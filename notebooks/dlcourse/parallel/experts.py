@@ -74,13 +74,8 @@ class MixtureOfExperts:
     Args:
         width: values of a token (count).
         hidden: units of an expert between its two layers (count).
-        experts: on all ranks together (count).
-        k: experts per token (count).
         capacity_factor: places for tokens, as a multiple of those that an even load needs.
         seed: the initial weights depend on it, and not on the number of ranks.
-
-    Raises:
-        ValueError: when the ranks do not divide the experts.
     """
 
     def __init__(
@@ -114,11 +109,7 @@ class MixtureOfExperts:
         return [self.router, self.up, self.down]
 
     def forward(self, tokens: np.ndarray) -> tuple[np.ndarray, Routing]:
-        """Return the outputs for this rank's tokens, and how they were routed.
-
-        Raises:
-            ValueError: when an expert would have less than one place.
-        """
+        """Return the outputs for this rank's tokens, and how they were routed."""
         places = capacity(len(tokens), self.experts, self.k, self.capacity_factor)
         logits = tokens @ self.router
         scores = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -211,9 +202,6 @@ class MixtureOfExperts:
 
 def capacity(tokens: int, experts: int, k: int = 2, factor: float = 1.25) -> int:
     """Return the places that each expert has for the tokens of one rank.
-
-    Raises:
-        ValueError: when an even load would fill less than one place.
 
     >>> capacity(100, 8, k=2, factor=1.25)
     32

@@ -85,9 +85,6 @@ class TrainingOptions:
         microbatches: parts of a copy's batch in a pipeline; None for as many as
             `samples_per_microbatch` gives: pipelines whose copies have a batch that it does not
             divide are left out.
-        bytes_per_weight: memory for each weight with its gradient and optimizer state.
-        schedule: "gpipe", "1f1b", "interleaved" or "zb-h1".
-        chunks: pieces of the net on each rank, for "interleaved".
         zero: stage of ZeRO over the copies: 1 divides the states, 2 also gradients, 3 also
             weights, which costs half as much exchange again.
         recompute: keep only the inputs of layers, and compute forward once more, with the messages
@@ -176,9 +173,6 @@ def plan_layout(
 
     Returns:
         tuple: every `ParallelLayout`; first those that fit into memory, the fastest first.
-
-    Raises:
-        ValueError: when no layout divides the net.
 
     Source:
         Ring times: Patarasuk and Yuan 2009. Choice by layer: Krizhevsky 2014 (arXiv:1404.5997)

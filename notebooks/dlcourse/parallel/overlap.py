@@ -123,7 +123,6 @@ def predict(
     Args:
         forward_s: time of each layer forward, from the input on; `backward_s` and the bytes of the
             gradients in the same order.
-        bytes_per_s: speed of one link in one direction.
         slice_bytes: cut larger gradients into messages of at most this size, so that a layer of
             higher priority can overtake a large one; None does not cut. "end" never does.
 
@@ -189,10 +188,6 @@ class BucketedOverlap:
     Args:
         net: the same on all ranks: layers that compute forward, backward and update one by one, as
             those of `waiting_ranks.SleepingLayers`.
-        schedule: a key of `SCHEDULES`.
-
-    Raises:
-        ValueError: when the schedule needs threads and MPI allows none.
 
     Source:
         Awan et al., S-Caffe, PPoPP (2017): gradients of a layer travel while the next is computed.
@@ -300,7 +295,6 @@ def measure(
     """Train with each schedule in turn and return this rank's steps; every rank must call.
 
     Args:
-        make: returns the net, with the same weights each time.
         images: this rank's samples, the same batch in every step.
         repeats: steps that are returned, after `warmup` others.
     """

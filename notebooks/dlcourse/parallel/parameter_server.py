@@ -71,23 +71,18 @@ def train(
     workers and k servers each server receives and sends p n / k bytes: its time grows with p / k.
 
     Args:
-        comm: the ranks; the last `servers` of them serve.
         weights: initial weights, flat, the same on all ranks; not changed.
         gradient: a function of (weights, worker, step) that returns the gradient of the mean loss
             over the worker's samples, shaped as `weights`, and the number of those samples.
         steps: steps of each worker; in "asynchronous" also one number for each worker, which then
             leaves while the others go on.
         update: changes a part of the weights in place, given the gradient's part.
-        mode: one of `MODES`.
         bound: steps by which the fastest worker may be ahead of the slowest in "bounded".
         leave_out: backup workers: gradients for which a step of "synchronous" does not wait.
         group: workers that sum their gradients by allreduce and address the servers as one:
             synchronous inside the node, whatever the mode is between nodes.
         join_s: in "asynchronous", the time after which a worker joins, by worker: it requests
             the weights as they are then, and begins (s).
-
-    Returns:
-        tuple: the final weights, the same on all ranks, and what this rank did.
 
     Source:
         Li et al., OSDI (2014): servers; Ho et al., NIPS (2013): bounded staleness; Chen et al.,
@@ -142,7 +137,6 @@ def train_one_sided(
         weights: initial weights, flat, the same on all ranks; not changed.
         step: a function of (weights, worker, step) that returns what to add to the weights, such
             as -rate * gradient, shaped as `weights`.
-        steps: steps of each worker.
         server: the rank whose memory holds the weights.
 
     Returns:

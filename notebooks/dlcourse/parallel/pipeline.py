@@ -70,7 +70,6 @@ class PipelineParallel:
     Args:
         model: a functional or sequential Keras model that returns logits, equal on all ranks.
         optimizer: returns a new Keras optimizer; called once per rank.
-        microbatches: parts of a copy's batch.
         schedule: "1f1b", "gpipe", "interleaved" or "zb-h1" (`pipeline_schedule`); the last one
             for chains of layers of which only dense ones have weights.
         cuts: names of the layers after which to cut; None balances the flops.
@@ -80,9 +79,6 @@ class PipelineParallel:
         copies: pipelines side by side (count); the ranks of a copy are neighbours.
             Several copies of several ranks make communicators, which `mesh.free()` frees.
         chunks: pieces of the net on each rank, for "interleaved".
-
-    Raises:
-        ValueError: when the net cannot be cut there.
     """
 
     def __init__(
@@ -116,10 +112,8 @@ class PipelineParallel:
         self.variables = [v for stage in self.stages for v in stage.model.trainable_variables]
         if self.variables:
             self.optimizer.build(self.variables)
-        self._update = self._compiled_update()
         self.offset_s = clock_offset(comm)
 
-    def _compiled_update(self) -> Callable[[list[Any], Any], None]:
         import tensorflow as tf
 
         @tf.function(autograph=False)
@@ -127,21 +121,18 @@ class PipelineParallel:
             means = [gradient / tf.cast(samples, gradient.dtype) for gradient in gradients]
             self.optimizer.apply(means, self.variables)
 
-        return update
+        self._update = update
 
     def step(self, images: np.ndarray, labels: np.ndarray) -> PipelineStep:
         """Train on one batch, the same on all ranks; every rank must call.
 
         Only the first stage reads the images and only the last one the labels. What is returned
         was measured of this rank's copy.
-
-        Raises:
-            ValueError: when the batch cannot be cut into microbatches.
         """
         import tensorflow as tf
         from mpi4py import MPI
 
-        copies, samples = self.mesh.along("data"), len(images)
+        comm, copies, samples = self.comm, self.mesh.along("data"), len(images)
         part = shard(samples, copies.rank, copies.size)
         images, labels = images[part], labels[part]
         microbatches = self._cut_batch(len(images))
@@ -162,11 +153,13 @@ class PipelineParallel:
             array = None if output is None else np.ascontiguousarray(output.numpy())
             end_s = perf_counter() + self.offset_s
             cells.append(
-                PipelineCell(self.comm.rank, work.microbatch, work.kind, start_s, end_s, work.chunk)
+                PipelineCell(comm.rank, work.microbatch, work.kind, start_s, end_s, work.chunk)
             )
             most = max(most, sum(len(each.held) for each in self.stages))
             if array is not None:
-                sending.append((self._send(work, stage, array), array))
+                to = stage.place + (1 if work.kind == FORWARD else -1)
+                wire = message(flatten(array)), to % comm.size, self._tag(work, to)
+                sending.append((comm.Isend(*wire), array))
         MPI.Request.Waitall([request for request, _ in sending])
         gradients = [gradient for stage in self.stages for gradient in stage.gradients]
         loss = np.array([sum(stage.loss for stage in self.stages)])
@@ -179,7 +172,7 @@ class PipelineParallel:
             self._update(gradients, tf.constant(samples))
         sent_bytes = sum(array.nbytes for _, array in sending)
         mine = cells, most, sent_bytes, float(loss[0]) / samples
-        rows, held, sent, losses = zip(*self.comm.allgather(mine), strict=True)
+        rows, held, sent, losses = zip(*comm.allgather(mine), strict=True)
         begin_s = min(row[0].start_s for row in rows)
         everyone = tuple(
             replace(cell, start_s=cell.start_s - begin_s, end_s=cell.end_s - begin_s)
@@ -201,10 +194,6 @@ class PipelineParallel:
         divides = images % parts == 0 or (self.uneven and images > parts)
         require(divides, "images", f"divide into {parts} equal microbatches", images, then)
         return [shard(images, part, parts) for part in range(parts)]
-
-    def _send(self, work: Work, stage: _Stage, array: np.ndarray) -> Any:
-        to = stage.place + (1 if work.kind == FORWARD else -1)
-        return self.comm.Isend(message(flatten(array)), to % self.comm.size, self._tag(work, to))
 
     def _receive(self, work: Work, stage: _Stage, part: slice) -> np.ndarray | None:
         """Receive the inputs of a stage, or the gradient of its outputs; None if it needs none."""
@@ -385,12 +374,13 @@ def measure_steps(
 
     They take turns, step by step, so that all see the same disturbances of the machine.
     """
-    found: list[list[PipelineStep]] = [[] for _ in pipelines]
+    found = []
     for _ in range(warmup + repeats):
-        for pipeline, row in zip(pipelines, found, strict=True):
+        found.append([])
+        for pipeline in pipelines:
             pipeline.comm.Barrier()
-            row.append(pipeline.step(images, labels))
-    return [row[warmup:] for row in found]
+            found[-1].append(pipeline.step(images, labels))
+    return [list(steps) for steps in zip(*found[warmup:], strict=True)]
 
 
 def median_step(measured: Sequence[PipelineStep]) -> PipelineStep:
@@ -458,9 +448,6 @@ def cut(model: keras.Model, cuts: Sequence[str]) -> list[keras.Model]:
     import keras
 
     points, graph = cut_points(model), graph_of(model)
-    for name in cuts:
-        known = f"be layers with a cut behind them ({', '.join(points)})"
-        require(name in points, "cuts", known, name)
     tensors = [graph.inputs[0], *(points[name] for name in cuts), graph.outputs[0]]
     return [keras.Model(*ends) for ends in pairwise(tensors)] if cuts else [model]
 

@@ -135,12 +135,7 @@ def order(name: str, stage: int, stages: int, microbatches: int, chunks: int = 1
     """List the work of one stage by the name of the schedule.
 
     Args:
-        name: "gpipe", "1f1b", "interleaved" or "zb-h1".
         chunks: pieces of the net on each stage; at least 2 for "interleaved", 1 for the others.
-
-    Raises:
-        ValueError: when the microbatches of "interleaved" do not divide into groups of one for
-            each stage.
     """
     if name != "interleaved":
         return ORDERS[name](stage, stages, microbatches)
@@ -163,16 +158,12 @@ def predict(
     """Predict when each stage works on each microbatch, with the times of its passes.
 
     Args:
-        name: as for `order`.
         forward_s: time of one microbatch forward through all pieces of a stage, one for all stages
             or one per stage.
         backward_s: the same backward; about twice forward, three times with recomputation.
         message_s: time of a message between neighbours.
         weights_s: the part of `backward_s` that the gradients of the weights take, which "zb-h1"
             puts off; None for half of it.
-
-    Returns:
-        tuple: all cells, stage by stage, each stage's in order.
     """
     orders = [order(name, stage, stages, microbatches, chunks) for stage in range(stages)]
     seconds = {FORWARD: _each(forward_s, stages), BACKWARD: _each(backward_s, stages)}
@@ -198,9 +189,6 @@ def simulate(
     Args:
         orders: the work of each stage in its order.
         seconds: for each kind, the time of one piece on each stage; or (stage, work) -> time.
-
-    Raises:
-        ValueError: when stages wait for each other and none can go on.
     """
     stages = len(orders)
     last = stages * (1 + max(work.chunk for row in orders for work in row)) - 1
