@@ -9,12 +9,12 @@ import pytest
 from lanes import RANKS, long
 from on_ranks import on_ranks
 
-from dlguide.parallel import local_sgd
-
 
 def schemes_on_ranks():
     import numpy as np
     from mpi4py import MPI
+
+    from dlguide.parallel import local_sgd
 
     comm, wrong = MPI.COMM_WORLD, []
     p, rank = comm.size, comm.rank
@@ -177,6 +177,8 @@ def keras_on_ranks():
     import keras
     import numpy as np
     from mpi4py import MPI
+
+    from dlguide.parallel import local_sgd
 
     comm, wrong = MPI.COMM_WORLD, []
     p, rank = comm.size, comm.rank

@@ -1,6 +1,5 @@
 """The measure: nothing dropped, medians of what was measured, records that come back equal."""
 
-import dataclasses
 import os
 import time
 
@@ -45,6 +44,7 @@ def test_ratio_is_of_medians_and_its_range_covers_the_quartiles():
 
 
 def timing_with_one_slow_rank():
+    import dataclasses
     import time
 
     from mpi4py import MPI

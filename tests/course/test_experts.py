@@ -5,14 +5,13 @@ import pytest
 from lanes import RANKS
 from on_ranks import on_ranks
 
-from dlcourse.parallel.experts import MixtureOfExperts
-
 
 def experts_against_dense():
     import numpy as np
     from mpi4py import MPI
 
     from dlcourse.parallel import experts
+    from dlcourse.parallel.experts import MixtureOfExperts
     from dlguide.collectives.communicator import counting_comm
 
     comm, found = MPI.COMM_WORLD, []
@@ -100,6 +99,8 @@ def balanced(steps):
     import numpy as np
     from mpi4py import MPI
 
+    from dlcourse.parallel.experts import MixtureOfExperts
+
     comm, found = MPI.COMM_WORLD, {}
     for cure in ("none", "bias", "loss"):
         layer = MixtureOfExperts(comm, 8, 4, 6, k=2, seed=1, dtype="f8")
@@ -132,6 +133,8 @@ def test_a_bias_or_a_loss_balances_the_load(tmp_path):
 
 def weights_of_all():
     from mpi4py import MPI
+
+    from dlcourse.parallel.experts import MixtureOfExperts
 
     layer = MixtureOfExperts(MPI.COMM_WORLD, 8, 6, 4, seed=3, dtype="f8")
     return [each.tolist() for each in (layer.router, *layer.up, *layer.down)]

@@ -9,13 +9,12 @@ import pytest
 from lanes import RANKS
 from on_ranks import on_ranks
 
-from dlcourse import kvstore
-
 
 def staged_rings():
     import numpy as np
     from mpi4py import MPI
 
+    from dlcourse import kvstore
     from dlguide import collectives
 
     comm, found = MPI.COMM_WORLD, {}

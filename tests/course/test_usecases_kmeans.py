@@ -7,7 +7,7 @@ from on_ranks import on_ranks
 from sklearn.cluster import KMeans
 
 from dlcourse.components import lack
-from dlcourse.usecases import kmeans, photographs
+from dlcourse.usecases import photographs
 
 pytestmark = pytest.mark.skipif(bool(lack("daal4py")), reason=lack("daal4py"))
 CLUSTERS, STEPS = 16, 12
@@ -30,7 +30,7 @@ def trained(where, steps, clusters):
     import numpy as np
     from mpi4py import MPI
 
-    from dlcourse.usecases import photographs
+    from dlcourse.usecases import kmeans, photographs
 
     given = np.load(os.path.join(where, "data.npz"))
     out = {"clusters": []}
