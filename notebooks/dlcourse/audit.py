@@ -2,7 +2,7 @@
 
 recorder = audit.Recorder(hvd.rank(), hvd.size(), dataset=images, rate_of_one_rank=0.1)
 model.fit(recorder.watch(batches), callbacks=[..., recorder.callback()])
-print(audit.report(audit.gather(recorder, MPI.COMM_WORLD)))
+print(audit.report(MPI.COMM_WORLD.allgather(recorder.evidence)))
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,15 +26,6 @@ from dlguide.training.schedules import scaled
 
 if TYPE_CHECKING:
     import keras
-    from mpi4py.MPI import Comm
-
-
-class Seed(NamedTuple):
-    """A seed of one rank: name, value, and whether it should differ between ranks."""
-
-    name: str
-    value: int | str
-    differs: bool
 
 
 class Metric(NamedTuple):
@@ -55,7 +47,7 @@ class Call(NamedTuple):
         return f"{self.name} {self.dtype}{list(self.shape)}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Evidence:
     """What one rank of a training did; what was not recorded is empty or None.
 
@@ -68,7 +60,8 @@ class Evidence:
     set, over all ranks, count), distinct (different ones among them, count).
     Rate: learning_rate (the highest of any epoch, as used), rate_of_one_rank (what it would be
     on one rank), optimizer (its kind, such as "sgd").
-    And: seeds, metrics, checkpoints (files that this rank wrote), calls (collectives in order).
+    And: seeds (by the name of what draws with them), metrics, checkpoints (files that this rank
+    wrote), calls (collectives in order).
     """
 
     rank: int
@@ -76,18 +69,18 @@ class Evidence:
     first_weights: str = ""
     last_weights: str = ""
     statistics: str = ""
-    seen: tuple[tuple[int, ...], ...] = ()
-    batches: tuple[tuple[int, ...], ...] = ()
-    steps: tuple[int, ...] = ()
+    seen: Sequence[Sequence[int]] = field(default_factory=list)
+    batches: Sequence[Sequence[int]] = field(default_factory=list)
+    steps: Sequence[int] = field(default_factory=list)
     samples: int | None = None
     distinct: int | None = None
     learning_rate: float | None = None
     rate_of_one_rank: float | None = None
     optimizer: str = ""
-    seeds: tuple[Seed, ...] = ()
-    metrics: tuple[Metric, ...] = ()
-    checkpoints: tuple[str, ...] = ()
-    calls: tuple[Call, ...] = ()
+    seeds: dict[str, int | str] = field(default_factory=dict)
+    metrics: Sequence[Metric] = field(default_factory=list)
+    checkpoints: Sequence[str] = field(default_factory=list)
+    calls: Sequence[Call] = field(default_factory=list)
 
 
 def ids_of(images: Any) -> tuple[int, ...]:
@@ -101,16 +94,15 @@ def ids_of(images: Any) -> tuple[int, ...]:
 
 
 class Recorder:
-    """Records one rank; every method may be left out, and then that is not checked.
+    """Records one rank in `evidence`; every method may be left out, and then that is not checked.
 
     It sends nothing and changes no result. Give `callback()` to Keras' `fit` and `watch(dataset)`
     instead of the data set; in a loop written by hand call `weights`, `samples`, `collective` and
-    the others where they happen.
+    the others where they happen, and add to the lists `evidence.checkpoints` and `metrics`.
 
     Args:
         dataset: all training samples (shape (samples, ...)), or only their count; None if
             unknown, and then samples that no rank saw are not reported.
-        rate_of_one_rank: the learning rate that one rank would use; None if unknown.
         folder: where every collective is noted before it starts, for `audit.read` after a
             training that hung was ended; None for nowhere.
     """
@@ -123,18 +115,10 @@ class Recorder:
         rate_of_one_rank: float | None = None,
         folder: str | os.PathLike | None = None,
     ) -> None:
-        self.rank, self.ranks = rank, ranks
-        self._known: dict[str, Any] = {"rate_of_one_rank": rate_of_one_rank}
+        noted = self.evidence = Evidence(rank, ranks, rate_of_one_rank=rate_of_one_rank)
         if dataset is not None:
             ids = ids_of(dataset) if np.ndim(dataset) > 0 else range(dataset)
-            self._known |= {"samples": len(ids), "distinct": len(set(ids))}
-        self._seen: list[list[int]] = []
-        self._batches: list[list[int]] = []
-        self._steps: list[int] = []
-        self._seeds: dict[str, Seed] = {}
-        self._metrics: dict[str, Metric] = {}
-        self._checkpoints: list[str] = []
-        self._calls: list[Call] = []
+            noted.samples, noted.distinct = len(ids), len(set(ids))
         self._file: Path | None = None
         if folder is not None:
             self._file = Path(folder) / f"rank{rank}.calls"
@@ -143,56 +127,40 @@ class Recorder:
 
     def epoch(self) -> None:
         """Begin an epoch; without it all samples count as one."""
-        self._seen.append([])
-        self._batches.append([])
+        self.evidence.seen.append([])
+        self.evidence.batches.append([])
 
     def samples(self, images: Any) -> None:
         """Note the samples of one step (shape (samples, ...)), before they change at random."""
-        if len(self._seen) < max(1, len(self._steps)):
+        noted = self.evidence
+        if len(noted.seen) < max(1, len(noted.steps)):
             self.epoch()
         ids = ids_of(images)
-        self._seen[-1] += ids
-        self._batches[-1].append(len(ids))
+        noted.seen[-1] += ids
+        noted.batches[-1].append(len(ids))
 
     def weights(self, arrays: Iterable[Any], last: bool = False) -> None:
         """Note all trainable weights, in one order on all ranks, after the broadcast or `last`."""
-        self._known["last_weights" if last else "first_weights"] = digest_of(arrays)
-
-    def statistics(self, arrays: Iterable[Any]) -> None:
-        """Note the moving means and variances of batch normalisation, at the end."""
-        found = list(arrays)
-        if found:
-            self._known["statistics"] = digest_of(found)
+        setattr(self.evidence, "last_weights" if last else "first_weights", digest_of(arrays))
 
     def rate(self, learning_rate: float, optimizer: str = "") -> None:
         """Note the learning rate in use; the highest one counts, which warmup leads up to.
 
         `optimizer` is its kind, such as "sgd" or "adam"; empty leaves it as noted before.
         """
-        value = float(learning_rate)
-        self._known["learning_rate"] = max(value, self._known.get("learning_rate", value))
-        if optimizer:
-            self._known["optimizer"] = optimizer.lower()
+        noted = self.evidence
+        noted.learning_rate = max(float(learning_rate), noted.learning_rate or 0.0)
+        noted.optimizer = optimizer.lower() or noted.optimizer
 
-    def seed(self, name: str, value: int | str, differs: bool = True) -> None:
-        """Note a seed; it `differs` between ranks (dropout, augmentation), or should agree (a
-        shuffle that comes before the cut into shards).
-        """
-        self._seeds[name] = Seed(name, value if isinstance(value, str) else int(value), differs)
-
-    def metric(self, name: str, value: float, samples: int) -> None:
-        """Note a metric that this rank reports, the mean over so many samples; the last counts."""
-        self._metrics[name] = Metric(name, float(value), samples)
-
-    def checkpoint(self, path: str | os.PathLike) -> None:
-        """Note that this rank writes a checkpoint file."""
-        self._checkpoints.append(os.fspath(path))
+    def seed(self, name: str, value: int | str) -> None:
+        """Note a seed that should differ between ranks, as of dropout or augmentation."""
+        self.evidence.seeds[name] = value
 
     def collective(self, name: str, array: Any) -> None:
         """Note a collective just before it is called: its name and this rank's buffer."""
         buffer = np.asarray(array)
         call = Call(name, buffer.shape, buffer.dtype.name)
-        self._calls.append(call)
+        self.evidence.calls.append(call)
         if self._file is not None:
             with open(self._file, "a") as file:
                 file.write(json.dumps(call) + "\n")
@@ -223,21 +191,6 @@ class Recorder:
         """
         return _callback(self)
 
-    def evidence(self) -> Evidence:
-        """Return what was noted so far on this rank."""
-        return Evidence(
-            rank=self.rank,
-            ranks=self.ranks,
-            seen=tuple(map(tuple, self._seen)),
-            batches=tuple(map(tuple, self._batches)),
-            steps=tuple(self._steps) or tuple(map(len, self._batches)),
-            seeds=tuple(self._seeds.values()),
-            metrics=tuple(self._metrics.values()),
-            checkpoints=tuple(self._checkpoints),
-            calls=tuple(self._calls),
-            **self._known,
-        )
-
 
 class _Watched:
     def __init__(self, batches: Iterable[Any], recorder: Recorder) -> None:
@@ -260,21 +213,28 @@ _SAVING = ("save", "save_weights")
 def _callback(recorder: Recorder) -> keras.callbacks.Callback:
     import keras
 
+    noted = recorder.evidence
+
     class RecorderCallback(keras.callbacks.Callback):
         """Notes what Keras' `fit` does; sends nothing."""
 
         first = True
 
         def on_train_begin(self, logs: dict | None = None) -> None:
-            _leave(self.model)
             for name in _SAVING:
-                _listen(self.model, name, recorder)
+                # past Keras' own __setattr__, which would look for variables in it
+                object.__setattr__(self.model, name, partial(self._save, name))
+
+        def _save(self, name: str, filepath: Any, *args: Any, **more: Any) -> Any:
+            if any(frame.function == "fit" for frame in inspect.stack(0)):
+                noted.checkpoints.append(str(filepath))
+            return getattr(type(self.model), name)(self.model, filepath, *args, **more)
 
         def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-            done = len(recorder._steps)
+            done = len(noted.steps)
             # without the samples that were taken to build the model
-            del recorder._seen[done:], recorder._batches[done:]
-            recorder._steps.append(0)
+            del noted.seen[done:], noted.batches[done:]
+            noted.steps.append(0)
 
         def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
             # An unbuilt model is broadcast after its first batch.
@@ -284,24 +244,25 @@ def _callback(recorder: Recorder) -> keras.callbacks.Callback:
         def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
             if self.first:
                 self._start()
-            recorder._steps[-1] += 1
+            noted.steps[-1] += 1
             self._rate()
 
         def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-            samples = sum(recorder._batches[-1]) if recorder._batches else 0
-            for name, value in (logs or {}).items():
-                if name != "learning_rate":
-                    recorder.metric(name, float(value), samples)
+            samples = sum(noted.batches[-1]) if noted.batches else 0
+            values = {name: v for name, v in (logs or {}).items() if name != "learning_rate"}
+            noted.metrics = [Metric(name, float(v), samples) for name, v in values.items()]
 
         def on_train_end(self, logs: dict | None = None) -> None:
             model = self.model
-            _leave(model)
+            for name in _SAVING:
+                object.__delattr__(model, name)
             recorder.weights((np.asarray(v) for v in model.trainable_variables), last=True)
-            recorder.statistics(
+            statistics = [
                 np.asarray(v)
                 for v in model.non_trainable_variables
                 if v.path.rpartition("/")[2] in _STATISTICS
-            )
+            ]
+            noted.statistics = digest_of(statistics) if statistics else ""
 
         def _start(self) -> None:
             self.first = False
@@ -331,51 +292,16 @@ def _kind(optimizer: Any) -> str:
     return (kinds or [type(inner)])[0].__name__.lower()
 
 
-def _listen(model: keras.Model, name: str, recorder: Recorder) -> None:
-    plain = getattr(model, name)
-
-    def noted(filepath: Any, *args: Any, **more: Any) -> Any:
-        frames = inspect.stack(0)
-        if any(one.function == "fit" and one.frame.f_locals.get("self") is model for one in frames):
-            recorder.checkpoint(str(filepath))
-        else:  # of a training that raised: Keras tells no callback
-            _leave(model)
-        return plain(filepath, *args, **more)
-
-    noted.before = vars(model).get(name)  # set by others
-    # Past Keras' own __setattr__, which would look for variables in it.
-    object.__setattr__(model, name, noted)
-
-
-def _leave(model: keras.Model) -> None:
-    for name in _SAVING:
-        noted = vars(model).get(name)
-        if hasattr(noted, "before"):
-            object.__delattr__(model, name)
-            if noted.before is not None:
-                object.__setattr__(model, name, noted.before)
-
-
-def gather(recorder: Recorder, comm: Comm) -> tuple[Evidence, ...]:
-    """Return the evidence of all ranks, in rank order, on all ranks; collective."""
-    return tuple(_require_whole(comm.allgather(recorder.evidence())))
-
-
-def read(folder: str | os.PathLike) -> tuple[Evidence, ...]:
-    """Return the collectives that recorders with a `folder` noted there, before ranks were killed.
-
-    Raises:
-        ValueError: if a rank wrote nothing there.
-    """
+def read(folder: str | os.PathLike) -> list[Evidence]:
+    """Return the collectives that recorders with a `folder` noted, before ranks were killed."""
     everyone = []
     for path in Path(folder).glob("rank*.calls"):
         # A rank that was killed while it wrote leaves half a line.
         lines = path.read_text().rpartition("\n")[0].split("\n")
-        found = map(json.loads, lines[1:])
-        calls = tuple(Call(name, tuple(shape), dtype) for name, shape, dtype in found)
+        calls = [Call(*call) for call in map(json.loads, lines[1:])]
         rank = int(path.stem.removeprefix("rank"))
         everyone.append(Evidence(rank, int(lines[0]), calls=calls))
-    return tuple(_require_whole(everyone))
+    return _require_whole(everyone)
 
 
 def _require_whole(everyone: Sequence[Evidence]) -> list[Evidence]:
@@ -441,8 +367,7 @@ def _allowed(everyone: Ranks) -> dict[str, bool]:
     """Return for each check whether a rank recorded what it needs."""
 
     def recorded(value: Any) -> bool:
-        nested = isinstance(value, tuple) and all(isinstance(each, tuple) for each in value)
-        return any(value) if nested else value is not None and value != ""
+        return any(value) if isinstance(value, list | tuple) else value not in (None, "", {})
 
     return {
         name: any(recorded(getattr(one, field)) for one in everyone for field in fields.split())
@@ -539,24 +464,18 @@ def rate(everyone: Ranks) -> Iterator[Finding]:
 
 
 def seeds(everyone: Ranks) -> Iterator[Finding]:
-    """Find seeds that are equal where they should differ, or differ where they should agree."""
-    if len(everyone) == 1:
-        return
-    for name in dict.fromkeys(seed.name for one in everyone for seed in one.seeds):
-        known = [(one.rank, seed) for one in everyone for seed in one.seeds if seed.name == name]
-        values: Groups = {}
-        for rank, seed in known:
-            values[seed.value] = (*values.get(seed.value, ()), rank)
-        if any(seed.differs for _rank, seed in known):
-            on = [ranks for ranks in values.values() if len(ranks) > 1]
-            what = f"the seed of {name} is equal on ranks where it should differ."
-            fix = "add the rank to the seed, so that each rank draws its own numbers."
-        else:
-            on = [*values.values()] if len(values) > 1 else []
-            what = f"the seed of {name} differs between ranks where it should agree."
-            fix = "use one seed on all ranks, and cut into shards after that."
-        if on:
-            yield Finding("seeds", _joined(on), what, f"seeds: {_in_words(values)}.", fix)
+    """Find seeds that are equal on several ranks."""
+    for name in dict.fromkeys(name for one in everyone for name in one.seeds):
+        known = [one for one in everyone if name in one.seeds]
+        values = _groups(known, lambda one, name=name: one.seeds[name])
+        if on := [ranks for ranks in values.values() if len(ranks) > 1]:
+            yield Finding(
+                "seeds",
+                _joined(on),
+                f"the seed of {name} is equal on ranks where it should differ.",
+                f"seeds: {_in_words(values)}.",
+                "add the rank to the seed, so that each rank draws its own numbers.",
+            )
 
 
 def metrics(everyone: Ranks) -> Iterator[Finding]:
@@ -608,7 +527,7 @@ def shards(everyone: Ranks) -> Iterator[Finding]:
     epochs = min(len(one.seen) for one in everyone)
     if not epochs or not any(one.seen[0] for one in everyone):
         return
-    if len(everyone) > 1 and len(_groups(everyone, lambda one: one.seen)) == 1:
+    if len(everyone) > 1 and len(_groups(everyone, lambda one: str(one.seen))) == 1:
         yield Finding(
             "same order",
             _all(everyone),
@@ -675,16 +594,16 @@ def _leaves_out_the_rest(everyone: Ranks, counts: Sequence[Counter], twins: int)
 
 def steps(everyone: Ranks) -> Iterator[Finding]:
     """Find ranks that make fewer steps than others, which then wait indefinitely."""
-    found = _groups(everyone, lambda one: one.steps)
+    made = [one.steps or list(map(len, one.batches)) for one in everyone]
+    found = _groups(everyone, lambda one: ", ".join(map(str, made[one.rank])))
     if len(found) == 1:
         return
-    each = {", ".join(map(str, key)): ranks for key, ranks in found.items()}
-    least = min(map(sum, found))
+    least = min(map(sum, made))
     yield Finding(
         "steps",
-        _joined(ranks for key, ranks in found.items() if sum(key) == least),
+        tuple(one.rank for one in everyone if sum(made[one.rank]) == least),
         "the ranks make unequal numbers of steps; the others wait in the next exchange.",
-        f"steps of each epoch: {_in_words(each)}.",
+        f"steps of each epoch: {_in_words(found)}.",
         "give all ranks equally many batches: leave out the rest, or let a rank without "
         "samples take part with a gradient of 0.",
     )
@@ -768,7 +687,7 @@ def _in_words(found: Groups, cut: int | None = None) -> str:
 _CHECKS: dict[str, tuple[str, Callable]] = {
     "weights after the broadcast and at the end": ("first_weights last_weights", weights),
     "shards of the data": ("seen", shards),
-    "steps of each rank": ("steps", steps),
+    "steps of each rank": ("steps batches", steps),
     "size of the last batch": ("batches", last_batch),
     "learning rate": ("learning_rate", rate),
     "seeds": ("seeds", seeds),

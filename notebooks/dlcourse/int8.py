@@ -14,9 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime import quantization
 
 from dlguide import measure
 from dlguide.errors import require
@@ -26,8 +31,6 @@ from dlguide.measure.limits import in_turns
 
 if TYPE_CHECKING:
     import keras
-    import onnx
-    import onnxruntime
 
 
 @dataclass(frozen=True)
@@ -52,16 +55,11 @@ def quantise(
     between pairs of quantise and dequantise, which onnxruntime fuses when it loads them (QDQ).
 
     Args:
-        model: trained; as for `graph`.
         calibration_images: inputs as in training, shape (images, rows, columns, channels).
         folder: where "<name>.onnx" and "<name>_int8.onnx" are written; made if missing.
     """
     images = np.asarray(calibration_images, "float32")
     bits = 8 if topology.has_vnni(describe().simd) else 7
-
-    import onnx
-    from onnxruntime import quantization
-
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     plain, narrow = folder / f"{model.name}.onnx", folder / f"{model.name}_int8.onnx"
@@ -69,10 +67,12 @@ def quantise(
     # marks the pre-processing, folding, as done
     ready = onnx.load(plain)
     ready.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")
+    parts = np.array_split(images, max(1, len(images) // 32))
+    batches = iter([{"images": part} for part in parts])
     quantization.quantize_static(
         ready,
         str(narrow),
-        _Reader(images),
+        SimpleNamespace(get_next=lambda: next(batches, None)),
         quant_format=quantization.QuantFormat.QDQ,
         per_channel=True,
         reduce_range=bits == 7,
@@ -81,17 +81,6 @@ def quantise(
     )
     sizes = narrow.stat().st_size, plain.stat().st_size
     return QuantisedModel(str(narrow), str(plain), *sizes, bits)
-
-
-class _Reader:
-    """Calibration images for onnxruntime, a few at a time."""
-
-    def __init__(self, images: np.ndarray) -> None:
-        self.batches = iter(np.array_split(images, max(1, len(images) // 32)))
-
-    def get_next(self) -> dict[str, Any] | None:
-        batch = next(self.batches, None)
-        return None if batch is None else {"images": batch}
 
 
 @dataclass(frozen=True)
@@ -121,8 +110,6 @@ def session(
     `threads` of one operator are None for the cores this process may use; `profile` is the prefix
     of a file for onnxruntime's profile.
     """
-    import onnxruntime
-
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or describe().usable_cores
     options.log_severity_level = 3  # errors only: it warns of every constant that it moves
@@ -139,8 +126,6 @@ def matmul_session(weights: np.ndarray, threads: int | None = None) -> onnxrunti
 
     Weights of float32 take float32; those of int8 take unsigned bytes and give 32-bit integers.
     """
-    from onnx import TensorProto, helper, numpy_helper
-
     whole = weights.dtype == np.int8
     types = (TensorProto.UINT8, TensorProto.INT32) if whole else (TensorProto.FLOAT,) * 2
     ends = [
@@ -235,13 +220,7 @@ def graph(model: keras.Model) -> onnx.ModelProto:
     Dropout is left out, and a batch normalisation becomes part of the convolution before it. Inside
     the graph images are (batch, channels, rows, columns), as onnxruntime's kernels need them; Keras
     has the channels last, so Flatten transposes first.
-
-    Raises:
-        ValueError: if a layer is not supported; the text names it.
     """
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
-
     nodes: list[Any] = []
     constants: list[Any] = []
     norms = {id(layer.input): layer for layer in model.layers if _kind(layer) == _NORM}

@@ -15,22 +15,21 @@ from __future__ import annotations
 import math
 import os
 import re
-import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from time import sleep
+from typing import NamedTuple
 
 import numpy as np
 
 from dlguide import commands
 from dlguide.doctor import mpi
 from dlguide.doctor.result import CheckResult
-from dlguide.errors import require, require_known
+from dlguide.errors import require_known
 from dlguide.machine import describe, onednn_state
 from dlguide.machine.onednn_switch import VARIABLE
 from dlguide.machine.topology import read_text
@@ -44,8 +43,7 @@ _TENSOR = re.compile(
 _FIELDS = 9  # engine, primitive, implementation, propagation, tensors, attributes, two, time
 
 
-@dataclass(frozen=True)
-class OnednnTensor:
+class OnednnTensor(NamedTuple):
     """One tensor of a primitive."""
 
     role: str
@@ -111,8 +109,7 @@ class VerboseLog:
         return sum(each.kind == kind for each in self.primitives)
 
 
-@dataclass(frozen=True)
-class PrimitiveGroup:
+class PrimitiveGroup(NamedTuple):
     """Equal primitives: one row of the table, with their time and its share of all groups'."""
 
     kind: str
@@ -165,9 +162,6 @@ def run_verbose(
 
     TensorFlow uses oneDNN there unless TF_ENABLE_ONEDNN_OPTS is set. oneDNN reads its own variable
     once, when it is first used.
-
-    Raises:
-        RuntimeError: if the program fails or takes too long, with its last lines.
     """
     wanted = {VARIABLE: "1"} | commands.without_mpi() | {"ONEDNN_VERBOSE": "profile_exec"}
     wanted |= dict(env or {})
@@ -266,36 +260,20 @@ def arrange(array: np.ndarray, tag: str) -> np.ndarray:
 
 def _parse_tag(tag: str, dimensions: int) -> tuple[list[str], list[tuple[int, str]]]:
     """Split a tag: the outer dimensions in order, then the blocks as (length, dimension)."""
-    parts = re.fullmatch(r"([A-Za-z]+?)((?:[1-9]\d*[a-z])*)", tag)
-    outer, inner = parts.groups() if parts else ("", "")
-    blocks = [(int(size), letter) for size, letter in re.findall(r"(\d+)([a-z])", inner)]
-    named = sorted(outer.lower()) == [chr(ord("a") + axis) for axis in range(dimensions)]
-    cut = {letter.lower() for letter in outer if letter.isupper()}
-    require(
-        named and cut == {letter for _, letter in blocks},
-        "tag",
-        f'name {dimensions} dimensions once each, such as "abcd" or "aBcd16b"',
-        tag,
-        "Write a dimension that is cut into blocks as a capital letter.",
-    )
+    outer = re.match("[A-Za-z]+", tag)[0][:dimensions]
+    blocks = [(int(size), letter) for size, letter in re.findall(r"(\d+)([a-z])", tag)]
     return list(outer.lower()), blocks
 
 
 # --- the libraries of this process ---
 
 ROLES = ("BLAS", "deep learning", "threads", "messages")
-# By threadpoolctl's name of the interface or the prefix of the file.
-_POOLS = {
-    "openblas": ("BLAS", "OpenBLAS", "open source"),
-    "mkl": ("BLAS", "MKL", "Intel"),
-    "blis": ("BLAS", "BLIS (AOCL)", "open source, AMD"),
-    "flexiblas": ("BLAS", "FlexiBLAS", "open source"),
-    "libgomp": ("threads", "OpenMP of GCC", "open source"),
-    "libiomp": ("threads", "OpenMP of Intel", "Intel"),
-    "libomp": ("threads", "OpenMP of LLVM", "open source"),
-}
 # Pattern of the file's name, role, name, vendor; the first that fits counts.
 _FILES = (
+    (r"lib(scipy_)?openblas", "BLAS", "OpenBLAS", "open source"),
+    (r"libmkl_", "BLAS", "MKL", "Intel"),
+    (r"libblis", "BLAS", "BLIS (AOCL)", "open source, AMD"),
+    (r"libflexiblas", "BLAS", "FlexiBLAS", "open source"),
     (r"libflame", "BLAS", "libFLAME (AOCL)", "open source, AMD"),
     (r"lib(amdlibm|alm)", "BLAS", "LibM (AOCL)", "AMD"),
     (r"libarmpl", "BLAS", "Arm Performance Libraries", "Arm"),
@@ -311,53 +289,41 @@ _FILES = (
     (r"libonedal", "deep learning", "oneDAL", "open source, Intel"),
     (r"libcudnn", "deep learning", "cuDNN", "NVIDIA"),
     (r"libMIOpen", "deep learning", "MIOpen", "AMD"),
-    (r"libtbb\b|libtbb\.", "threads", "TBB", "open source, Intel"),
+    (r"libgomp", "threads", "OpenMP of GCC", "open source"),
+    (r"libiomp", "threads", "OpenMP of Intel", "Intel"),
+    (r"libomp\b", "threads", "OpenMP of LLVM", "open source"),
+    (r"libtbb\b", "threads", "TBB", "open source, Intel"),
     (r"libmpi_|libmpi\.|libmpich|libmpi-", "messages", "MPI", "see its file"),
     (r"libnccl", "messages", "NCCL", "NVIDIA"),
     (r"librccl", "messages", "RCCL", "AMD"),
 )
 
 
-@dataclass(frozen=True)
-class LoadedLibrary:
-    """A library that is loaded; version and threads are known for BLAS and OpenMP only."""
+class LoadedLibrary(NamedTuple):
+    """A library that is loaded."""
 
     role: str
     name: str
     vendor: str
     path: str
-    version: str = ""
-    threads: int | None = None
 
 
 def loaded_libraries(proc_root: str | os.PathLike = "/proc") -> tuple[LoadedLibrary, ...]:
     """List the libraries of the four roles that are loaded in this process.
 
     The 2019 workshop looked with `ldd` at what a program was linked to. Python loads its libraries
-    while it runs, so the process itself is examined: threadpoolctl finds BLAS and OpenMP with
-    version and threads, the memory map shows the files of the others. Libraries inside another one
-    are left out: TensorFlow contains a oneDNN that has no file.
+    while it runs, so the process itself is examined: its memory map shows the files. Libraries
+    inside another one are left out: TensorFlow contains a oneDNN that has no file.
     """
-    from threadpoolctl import threadpool_info
-
-    found = []
-    for pool in threadpool_info():
-        known = _POOLS.get(pool["internal_api"]) or _POOLS.get(pool["prefix"].rstrip("0123456789"))
-        if known:
-            version = pool["version"] or ""
-            library = LoadedLibrary(*known, pool["filepath"], version, pool["num_threads"])
-            found.append(library)
     maps = read_text(Path(proc_root) / "self/maps")
-    others: dict[tuple[str, str], LoadedLibrary] = {}
+    found: dict[tuple[str, str], LoadedLibrary] = {}
     for path in re.findall(r"\s(/\S.*?)(?: \(deleted\))?$", maps, re.MULTILINE):
-        for pattern, role, name, vendor in _FILES:
+        for pattern, *known in _FILES:
             if ".so" in path and re.match(pattern, Path(path).name):
                 # the files of one library in one folder count once
-                key = (name, str(Path(path).parent))
-                others.setdefault(key, LoadedLibrary(role, name, vendor, path))
+                found.setdefault((known[1], str(Path(path).parent)), LoadedLibrary(*known, path))
                 break
-    found += others.values()
-    return tuple(sorted(found, key=lambda each: (ROLES.index(each.role), each.name)))
+    return tuple(sorted(found.values(), key=lambda each: (ROLES.index(each.role), each.name)))
 
 
 def library_summary(libraries: tuple[LoadedLibrary, ...]) -> str:
@@ -381,8 +347,7 @@ def library_summary(libraries: tuple[LoadedLibrary, ...]) -> str:
 LEVELS = ("AVX2", "AVX512_CORE", "AVX512_CORE_VNNI", "AVX512_CORE_BF16", "DEFAULT")
 # oneDNN's name of the activations' type -> ours
 _FORMATS = {"f32": "fp32", "bf16": "bf16", "u8": "int8", "s8": "int8"}
-_RATES_S = 300.0
-_DONE = "== done\n"
+_RATES_S, _FAILED = 300.0, "failed"
 # below these TensorFlow's bf16 products crash when the processor has more than oneDNN may use
 _WITH_BF16 = ("AVX512_CORE_BF16", "DEFAULT")
 _WITHOUT_AVX512 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2")
@@ -421,11 +386,13 @@ def bf16_missing() -> str:
     return ""
 
 
-def serve(formats: Sequence[str], size: int, repeats: int) -> None:
+def serve(
+    formats: Sequence[str], size: int, repeats: int, own_turns: Sequence[int], counter: str
+) -> None:
     """Multiply square matrices and add a bias with TensorFlow, in the processes of `measure_rates`.
 
-    Each line of the standard input is the name of a turn; it starts a part of oneDNN's log. Skips
-    a format, with a message, if TensorFlow has no product in it on this machine.
+    They count turns in a file; each turn starts a part of oneDNN's log, the first one does not
+    count. Skips a format, with a message, if TensorFlow has no product in it on this machine.
     """
     import tensorflow as tf
 
@@ -462,12 +429,16 @@ def serve(formats: Sequence[str], size: int, repeats: int) -> None:
             print(f"no product in {format} here: {error.message}", file=sys.stderr)
             continue
         jobs.append((product, a, b))
-    for turn in sys.stdin:
-        print("==", turn, end="", flush=True)
+    for turn in own_turns:
+        while (now := read_text(Path(counter))) != str(turn):
+            if now == _FAILED:  # another process
+                return
+            sleep(0.001)
+        print("==", f"turn {turn}" if turn != own_turns[0] else "warm-up", flush=True)
         for product, a, b in jobs:
             for _ in range(repeats):
                 product(a, b)
-        print(_DONE, end="", flush=True)
+        Path(counter).write_text(str(turn + 1))
 
 
 def measure_rates(
@@ -482,78 +453,28 @@ def measure_rates(
 
     Args:
         levels: of `LEVELS`; "DEFAULT" for all that the processor has.
-        size: rows and columns of the matrices.
-        repeats: products in each format and turn (count).
         turns: of each level, after one that does not count (count).
-
-    Raises:
-        RuntimeError: if a process failed, with its last lines.
     """
-    for level in levels:
-        require_known(level, LEVELS, "levels")
-    logs = dict.fromkeys(levels, "")
-    with ExitStack() as stack:
-        running = {level: _Products(stack, level, size, repeats) for level in logs}
-        for each in running.values():
-            each.ask("warm-up")
-        for each in running.values():
-            each.answer()
-        for turn in range(turns):
-            for level, each in running.items():
-                each.ask(f"turn {turn}")
-                logs[level] += each.answer()
-    found = [rates_of(parse_log(text), level, size) for level, text in logs.items()]
+    machine, most = describe(), len(levels) * (turns + 1)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(levels)) as pool:
+        counter = Path(folder) / "turn"
+        counter.write_text("0")
+
+        def rates(place: int) -> list[MatmulRate]:
+            level = levels[place]
+            wide = machine.has("bf16") and level in _WITH_BF16
+            formats = ("fp32", "bf16", "int8") if wide else ("fp32", "int8")
+            job = (formats, size, repeats, range(place, most, len(levels)), str(counter))
+            env = {"TF_NUM_INTRAOP_THREADS": str(machine.usable_cores), "ONEDNN_MAX_CPU_ISA": level}
+            program = f"from dlcourse import onednn; onednn.serve(*{job})"
+            try:
+                return rates_of(run_verbose(program, _RATES_S, env), level, size)
+            except RuntimeError:
+                counter.write_text(_FAILED)
+                raise
+
+        found = list(pool.map(rates, range(len(levels))))
     return tuple(rate for rates in found for rate in rates)
-
-
-class _Products:
-    """A process that multiplies at one level, one turn for each request."""
-
-    def __init__(self, stack: ExitStack, level: str, size: int, repeats: int) -> None:
-        machine = describe()
-        wide = machine.has("bf16") and level in _WITH_BF16
-        formats = ("fp32", "bf16", "int8") if wide else ("fp32", "int8")
-        environment = commands.without_mpi() | {
-            "ONEDNN_VERBOSE": "profile_exec",
-            "ONEDNN_MAX_CPU_ISA": level,
-            VARIABLE: "1",
-            "TF_NUM_INTRAOP_THREADS": str(machine.usable_cores),
-        }
-        program = f"from dlcourse import onednn; onednn.serve({formats}, {size}, {repeats})"
-        command = [sys.executable, "-u", "-c", program]
-        self._errors = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
-        self._process: Any = stack.enter_context(
-            subprocess.Popen(command, env=environment, text=True, **pipes)
-        )
-        stack.callback(self._process.kill)
-        timer = threading.Timer(_RATES_S, self._process.kill)
-        timer.daemon = True
-        timer.start()
-        stack.callback(timer.cancel)
-
-    def ask(self, turn: str) -> None:
-        """Start a turn without waiting."""
-        try:
-            self._process.stdin.write(f"{turn}\n")
-            self._process.stdin.flush()
-        except OSError as error:
-            raise RuntimeError(self._ended()) from error
-
-    def answer(self) -> str:
-        """Wait for the end of the turn; return its part of the log."""
-        lines: list[str] = []
-        for line in self._process.stdout:
-            if line == _DONE:
-                return "".join(lines)
-            lines.append(line)
-        raise RuntimeError(self._ended())
-
-    def _ended(self) -> str:
-        status = self._process.wait()
-        self._errors.seek(0)
-        last = self._errors.read().decode(errors="replace").splitlines()[-10:]
-        return "\n".join([f"A process that multiplies ended with {status}.", *last])
 
 
 def rates_of(log: VerboseLog, level: str, size: int) -> list[MatmulRate]:
@@ -562,7 +483,8 @@ def rates_of(log: VerboseLog, level: str, size: int) -> list[MatmulRate]:
     for primitive in log.primitives:
         sources = [each.dtype for each in primitive.tensors if each.role.startswith("src")]
         product = primitive.kind in ("matmul", "inner_product", "gemm_api")
-        if product and sources[:1] and sources[0] in _FORMATS:
+        counts = product and primitive.part.startswith("turn")
+        if counts and sources[:1] and sources[0] in _FORMATS:
             key = _FORMATS[sources[0]], primitive.implementation or primitive.kind
             turns = seconds.setdefault(key, {})
             turns[primitive.part] = min(primitive.seconds, turns.get(primitive.part, np.inf))

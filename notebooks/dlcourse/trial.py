@@ -60,12 +60,9 @@ def run(
 
     Args:
         program: called as `program(data, watch, callbacks)`, see above; its model gives logits.
-        data: what it trains on, and test images.
-        rate_of_one_rank: the learning rate that one rank would use; None if unknown.
-
-    Raises:
-        ValueError: if the program took no step with these callbacks.
     """
+    import keras
+    import tensorflow as tf
     from mpi4py import MPI
 
     import dlguide.horovod as hvd
@@ -73,18 +70,18 @@ def run(
     hvd.init()
     comm = MPI.COMM_WORLD
     recorder = audit.Recorder(comm.rank, comm.size, data.train_images, rate_of_one_rank)
-    _forget_seeds()
+    # what an earlier program did with `keras.utils.set_random_seed` is undone
+    keras.utils.clear_session(free_memory=False)
+    random.seed()
+    np.random.seed()
+    tf.random.set_seed(None)
     symptoms = _symptoms(data.test_images[:IMAGES], data.test_labels[:IMAGES])
     with environment_variable(_GUARD, "0"):
         program(data, recorder.watch, [symptoms, recorder.callback()])
     least = comm.allreduce(len(symptoms.loss), op=MPI.MIN)
-    require(
-        least > 0,
-        "program",
-        "call `fit` with the callbacks it is given, on every rank",
-        f"a rank with {least} steps",
-    )
-    evidence = recorder.evidence()
+    must = "call `fit` with the callbacks it is given, on every rank"
+    require(least > 0, "program", must, f"a rank with {least} steps")
+    evidence = recorder.evidence
     place = {name: index for index, name in enumerate(ids_of(data.train_images))}
     first = evidence.seen[0] if evidence.seen else ()
     return AuditedProgram(
@@ -96,17 +93,6 @@ def run(
         accuracy=symptoms.accuracy,
         evidence=evidence,
     )
-
-
-def _forget_seeds() -> None:
-    """Undo what an earlier program did with `keras.utils.set_random_seed`."""
-    import keras
-    import tensorflow as tf
-
-    keras.utils.clear_session(free_memory=False)
-    random.seed()
-    np.random.seed()
-    tf.random.set_seed(None)
 
 
 def _distance(weights: np.ndarray, comm: Any) -> float:
