@@ -7,6 +7,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dlguide import published
 from dlguide.errors import require_known
@@ -71,19 +72,17 @@ def published_tiers() -> tuple[PublishedTier, ...]:
 
 
 @dataclass(frozen=True)
-class DatasetPlacement:
-    """The tier chosen for a data set, and the reasons."""
+class Advice:
+    """What to do with a data set, a tier or a command, and the reasons."""
 
-    tier: str
+    what: str
     reasons: tuple[str, ...]
 
     def __str__(self) -> str:
-        return "\n".join((f"Put it on: {self.tier}.", *self.reasons))
+        return "\n".join((self.what, *self.reasons))
 
 
-def place(
-    nbytes: float, tiers: Sequence[Tier], nodes: int, parts: bool = False
-) -> DatasetPlacement:
+def place(nbytes: float, tiers: Sequence[Tier], nodes: int, parts: bool = False) -> Advice:
     """Return the storage with the smallest latency that has room for a data set.
 
     A storage of the nodes has room if each node can hold a copy of the whole, as the PRACE guide
@@ -92,11 +91,7 @@ def place(
     node although most samples are then fetched from other nodes.
 
     Args:
-        tiers: the available storages, in any order.
         parts: whether nodes may keep a part each and fetch from each other (`peer_exchange`).
-
-    Raises:
-        ValueError: if no tier has room.
 
     Source:
         PRACE Best Practice Guide Deep Learning (2019), section 4.6.
@@ -107,11 +102,11 @@ def place(
         room = f"{tier.name}: {_text(tier.room_nbytes)} {where}"
         if nbytes <= tier.room_nbytes:
             reasons.append(f"{room}, room for all {_text(nbytes)}.")
-            return DatasetPlacement(tier.name, tuple(reasons))
+            return Advice(tier.name, tuple(reasons))
         if parts and tier.per_node and nbytes <= nodes * tier.room_nbytes:
             share = _text(nbytes / nodes)
             reasons.append(f"{room}, room for a part of {share}; the rest from peers.")
-            return DatasetPlacement(tier.name, tuple(reasons))
+            return Advice(tier.name, tuple(reasons))
         reasons.append(f"{room}, too small for {_text(nbytes)}.")
 
     rooms = [tier.room_nbytes * (nodes if parts and tier.per_node else 1) for tier in tiers]
@@ -123,17 +118,6 @@ def place(
     )
 
 
-@dataclass(frozen=True)
-class Striping:
-    """The command that spreads the files of a data set over targets ("" for none), and why."""
-
-    line: str
-    reasons: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return "\n".join((self.line or "Nothing to set.", *self.reasons))
-
-
 def striping(
     file_nbytes: float,
     files: int,
@@ -141,7 +125,7 @@ def striping(
     sample_nbytes: float,
     path: str | os.PathLike,
     file_system: str = "lustre",
-) -> Striping:
+) -> Advice:
     """Return how to stripe files, with the `lfs setstripe` line for their folder.
 
     Args:
@@ -159,7 +143,7 @@ def striping(
             "GPFS stripes every file by itself, in blocks over all its disks. Its users cannot "
             "change that. Pack small files all the same: each open still costs metadata work."
         )
-        return Striping("", (reason,))
+        return Advice("Nothing to set.", (reason,))
     stripe = _MIB
     while stripe < _CROSSING * sample_nbytes and 2 * stripe < _STRIPE_LIMIT_NBYTES:
         stripe *= 2
@@ -167,16 +151,12 @@ def striping(
     count, reason = _stripe_count(file_nbytes, files, most, stripe)
     if file_nbytes < 2 * sample_nbytes and files > targets:
         reason += " Pack the samples first: with a file for each, the opens are what limits."
-    # a sample of b bytes reaches over the end of a stripe of s bytes from b - 1 of the s offsets
-    crossing = min(1.0, (sample_nbytes - 1) / stripe)
     reasons = (
         reason,
-        f"Stripes of {stripe // _MIB} MiB: {100 * crossing:.1f} % of the samples lie across the "
-        "border of two stripes and cost a request more.",
         "Give the command before the files are written: files that exist keep their layout.",
     )
     line = f"lfs setstripe -c {count} -S {stripe // _MIB}M {shlex.quote(str(path))}"
-    return Striping(line, reasons)
+    return Advice(line, reasons)
 
 
 def copy_seconds(
@@ -233,8 +213,7 @@ def epochs_to_pay(copy_s: float, shared_epoch_s: float, local_epoch_s: float) ->
     return math.floor(copy_s / saved_s) + 1 if saved_s > 0 else math.inf
 
 
-@dataclass(frozen=True)
-class PeerExchange:
+class PeerExchange(NamedTuple):
     """What a node keeps, and fetches in an epoch, if each node keeps a part of the data."""
 
     kept_nbytes: float
@@ -259,7 +238,6 @@ def peer_exchange(
     in a step.
 
     Args:
-        sample_nbytes: mean size of a sample (bytes).
         bytes_per_s: rate of a node's link in one direction (bytes/s).
         latency_s: time of an empty message (s); one for each fetched sample.
 

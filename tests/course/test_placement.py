@@ -38,13 +38,13 @@ def test_stripe_count_keeps_all_targets_busy_and_no_file_on_more_than_needed(
     file_nbytes, files, count
 ):
     found = placement.striping(file_nbytes, files, 100, 33e3, "/scratch/imagenet")
-    assert found.line == f"lfs setstripe -c {count} -S 1M /scratch/imagenet"
+    assert found.what == f"lfs setstripe -c {count} -S 1M /scratch/imagenet"
 
 
 def test_stripes_are_large_enough_for_the_samples():
     for sample_nbytes in (1e3, 110e3, 1e6, 30e6):
         found = placement.striping(1e12, 1, 100, sample_nbytes, "/data")
-        stripe = int(re.search(r"-S (\d+)M ", found.line)[1]) << 20
+        stripe = int(re.search(r"-S (\d+)M ", found.what)[1]) << 20
         assert stripe < 1 << 32
         # of all offsets of a stripe, those from which a sample reaches over its end
         assert (sample_nbytes - 1) / stripe <= 1 / 8
