@@ -142,11 +142,6 @@ def hosts(
     Returns:
         Box: the hosts, whose `allocation()` a `Cluster` takes. Where a program has to delay the
         frames, its own limit is measured first and printed.
-
-    Raises:
-        MissingComponentError: if this machine allows no namespaces or lacks a program; `support`
-            and `dlguide doctor` say so before.
-        RuntimeError: if there is a box already, or the hosts do not start.
     """
     _require_rate(bits_per_s)
     able = support()
@@ -394,6 +389,5 @@ class BoxAllocation(Allocation):
 def check(limit_s: float, able: Support | None = None) -> CheckResult:
     """Try to make the namespaces and links of several hosts, for `dlguide doctor`."""
     able = able or support()
-    if able.denied:
-        return CheckResult("Hosts in a box", None, able.denied, able.fix)
-    return CheckResult("Hosts in a box", True, str(able))
+    possible = None if able.denied else True
+    return CheckResult("Hosts in a box", possible, able.denied or str(able), able.fix)

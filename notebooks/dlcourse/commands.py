@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +21,7 @@ from dlcourse import NOTEBOOKS
 from dlguide.cli.app import NetOption, OutputOption, OversubscribeOption, print_table
 from dlguide.cli.bench import draw, stored_limits
 from dlguide.errors import require, require_count
+from dlguide.files import require_writable
 
 HIDDEN = ["__pycache__", "*.pyc", "*.pyo", ".DS_Store", "*~"]
 HIDDEN += ["dlcourse", "*.egg-info", "pyproject.toml"]
@@ -97,7 +98,6 @@ def progress(
     """Show what you have passed and guessed, by lesson; with a folder, each learner of a course."""
     from dlcourse import guesses
     from dlcourse.exercises import record
-    from dlguide.files import require_writable
 
     both = folder is not None and export is not None
     require(not both, "export", "be without a folder", str(export), "Give one of the two.")
@@ -115,43 +115,36 @@ def progress(
     held = record.load()
     rows = by_lesson(held.exercises)
     if as_json:
-        print(json.dumps([vars(row) for row in rows], indent=1))
+        print(json.dumps(rows, indent=1))
         return
     body = []
     for row in rows:
-        passed = " ".join(f"{one}*" if one in row.shown else one for one in row.passed)
-        body.append([row.lesson, passed, " ".join(row.tried), " ".join(row.open)])
+        passed = " ".join(f"{one}*" if one in row["shown"] else one for one in row["passed"])
+        body.append([row["lesson"], passed, " ".join(row["tried"]), " ".join(row["open"])])
     print(_table(["lesson", "passed", "tried, not passed", "open"], body))
-    done = sum(len(row.passed) for row in rows)
-    there = done + sum(len(row.tried) + len(row.open) for row in rows)
+    done = sum(len(row["passed"]) for row in rows)
+    there = done + sum(len(row["tried"]) + len(row["open"]) for row in rows)
     print(f"{done} of {there} exercises passed. Kept in {record.path()}")
-    if any(row.shown for row in rows):
+    if any(row["shown"] for row in rows):
         print("* after its solution was shown")
     if text := guesses.calibration(held.guesses):
         print(text)
 
 
-@dataclass(frozen=True)
-class LessonProgress:
-    """One lesson of one learner; exercises by their numbers within it."""
+def by_lesson(tried: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """How far a learner is in each lesson, from the exercises of a record.
 
-    lesson: str
-    passed: tuple[str, ...]
-    shown: tuple[str, ...]  # those of `passed` whose solution was shown before
-    tried: tuple[str, ...]  # answered, and not correctly so far
-    open: tuple[str, ...]  # not answered yet
-
-
-def by_lesson(tried: Mapping[str, Any]) -> list[LessonProgress]:
-    """How far a learner is in each lesson, from the exercises of a record."""
+    Numbers of exercises that are "passed", "shown" (those whose solution was shown before), "tried"
+    (answered, and not correctly so far) and "open" (not answered yet).
+    """
     rows = []
     for lesson, numbers in _numbers().items():
         known = {one: tried.get(f"{lesson}-{one}") for one in numbers}
-        passed = tuple(one for one, each in known.items() if each and each.passed_unix_s)
-        shown = tuple(one for one in passed if known[one].shown)
-        failed = tuple(one for one, each in known.items() if each and one not in passed)
-        rest = tuple(one for one, each in known.items() if each is None)
-        rows.append(LessonProgress(lesson, passed, shown, failed, rest))
+        passed = [one for one, each in known.items() if each and each.passed_unix_s]
+        failed = [one for one, each in known.items() if each and one not in passed]
+        row = {"lesson": lesson, "passed": passed, "tried": failed}
+        row["shown"] = [one for one in passed if known[one].shown]
+        rows.append(row | {"open": [one for one, each in known.items() if each is None]})
     return rows
 
 
@@ -165,20 +158,15 @@ def _numbers() -> dict[str, list[str]]:
     return numbers
 
 
-@dataclass(frozen=True)
-class CourseProgress:
-    """All learners of a course."""
-
-    exercises: dict[str, int]  # lesson -> number of its exercises
-    passed: dict[str, dict[str, int]]  # learner -> lesson -> exercises passed
-    damaged: list[str]  # files that could not be read, each a sentence
-
-
-def read_course(folder: Path) -> CourseProgress:
+def read_course(folder: Path) -> dict[str, Any]:
     """Read the records of all learners in a folder.
 
     These are files that `dlguide progress --export` wrote, or copies of the learners' own in
     folders named after them. Two learners of one name are listed with their files.
+
+    Returns:
+        dict: "exercises": lesson -> number of its exercises; "passed": learner -> lesson ->
+        exercises passed; "damaged": files that could not be read, a sentence each.
     """
     from dlcourse.exercises import record
 
@@ -200,24 +188,25 @@ def read_course(folder: Path) -> CourseProgress:
             lesson: sum(f"{lesson}-{one}" in passed for one in numbers)
             for lesson, numbers in lessons.items()
         }
-    return CourseProgress({name: len(each) for name, each in lessons.items()}, learners, damaged)
+    exercises = {name: len(each) for name, each in lessons.items()}
+    return {"exercises": exercises, "passed": learners, "damaged": damaged}
 
 
-def _show_course(course: CourseProgress, as_json: bool) -> None:
+def _show_course(course: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(vars(course), indent=1))
+        print(json.dumps(course, indent=1))
     else:
-        learners = sorted(course.passed.items())
-        begun = [one for one in course.exercises if any(passed[one] for _, passed in learners)]
+        learners, of = sorted(course["passed"].items()), course["exercises"]
+        begun = [one for one in of if any(passed[one] for _, passed in learners)]
         body = []
         for who, passed in learners:
-            counts = [f"{passed[one]}/{course.exercises[one]}" for one in begun]
+            counts = [f"{passed[one]}/{of[one]}" for one in begun]
             body.append([who, *counts, str(sum(passed.values()))])
         print(_table(["learner", *begun, "all"], body))
         print(f"{len(body)} learners; lessons in which no exercise has been passed are left out.")
-        for text in course.damaged:
+        for text in course["damaged"]:
             print(f"left out: {text}")
-    if course.damaged:
+    if course["damaged"]:
         raise typer.Exit(1)
 
 
@@ -256,7 +245,6 @@ def onednn(
     """Training and inference with oneDNN on and off, as the workshop's tf_bench of 2019."""
     from dlcourse import pictures
     from dlcourse.bench import onednn
-    from dlguide.files import require_writable
 
     require_writable(output, "output")
     modes = [word.strip() for word in mode.split(",")]
@@ -284,7 +272,6 @@ def scaling(
 ) -> None:
     """Measure strong or weak scaling, and predict each number of ranks from one rank's parts."""
     from dlcourse.bench import scaling
-    from dlguide.files import require_writable
 
     require_writable(output, "output")
     words = [word.strip() for word in ranks.split(",")]
@@ -311,7 +298,6 @@ def io(
     """Read the same samples from every file format, in order and at random, cold and warm."""
     from dlcourse import pictures
     from dlcourse.bench import io
-    from dlguide.files import require_writable
     from dlguide.measure.limits import SHARE
 
     for value, name in ((samples, "samples"), (image_bytes, "image_bytes"), (repeats, "repeats")):

@@ -62,22 +62,16 @@ class Outcome:
     high: float
     computed: bool = False  # the value follows from formulas
 
-    def rows(self) -> list[tuple[str, float, str]]:
-        """What is there: name, value, and how it compares with the measurement."""
-        compared = [
+    def __str__(self) -> str:
+        rows = [
             (name, value, ratio(value, self.measured, self.computed))
             for name, value in (("your guess", self.guess), ("the model", self.model))
             if value is not None
         ]
         spread = f"{_number(self.low)} to {_number(self.high)}" if self.low < self.high else ""
-        return [*compared, ("computed" if self.computed else "measured", self.measured, spread)]
-
-    def __str__(self) -> str:
-        rows = [
-            f"  {name:<11}{_number(value):>12}  {text}".rstrip()
-            for name, value, text in self.rows()
-        ]
-        return "\n".join([f"{self.quantity} ({unit(self.quantity)})", *rows])
+        rows.append(("computed" if self.computed else "measured", self.measured, spread))
+        lines = [f"  {name:<11}{_number(value):>12}  {text}".rstrip() for name, value, text in rows]
+        return "\n".join([f"{self.quantity} ({unit(self.quantity)})", *lines])
 
     __repr__ = __str__
 
@@ -147,12 +141,10 @@ def outcome(
 
 def unit(quantity: str) -> str:
     """The unit in words that the name of a quantity ends in."""
-    for ending in sorted(UNITS, key=len, reverse=True):
-        if quantity.endswith(ending) and quantity != ending[1:]:
-            return UNITS[ending].format(quantity.removesuffix(ending).replace("_", " "))
-    text = f"end in a unit ({', '.join(UNITS)})"
-    require(False, "quantity", text, quantity)
-    raise AssertionError
+    endings = [each for each in UNITS if quantity.endswith(each) and quantity != each[1:]]
+    require(bool(endings), "quantity", f"end in a unit ({', '.join(UNITS)})", quantity)
+    longest = max(endings, key=len)
+    return UNITS[longest].format(quantity.removesuffix(longest).replace("_", " "))
 
 
 def ratio(value: float, measured: float, computed: bool = False) -> str:

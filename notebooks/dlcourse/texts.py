@@ -7,35 +7,13 @@ inputs, labels = tokens.windows(length=64, count=32, seed=0, step=7)
 from __future__ import annotations
 
 import lzma
-import os
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from dlguide.errors import DataError, require_known
 from dlguide.files import data_folder
-
-__all__ = ["TextTokens", "load", "novels", "tokens"]
-
-
-def load(name: str = "austen", folder: str | os.PathLike | None = None) -> str:
-    """Return a text of `data/texts`, whose README names its source and licence.
-
-    Args:
-        folder: the data folder; None takes $DLGUIDE_DATA or the course's.
-    """
-    place = data_folder(folder) / "texts"
-    files = {path.name.split(".")[0]: path for path in sorted(place.glob("*.txt*"))}
-    if not files:
-        raise DataError(
-            f"There are no texts in {place}. Set the environment variable DLGUIDE_DATA to the "
-            "`data` folder of a clone."
-        )
-    path = files[require_known(name, files, "name")]
-    content = path.read_bytes()
-    return (lzma.decompress(content) if path.suffix == ".xz" else content).decode()
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,5 +74,9 @@ def tokens(text: str) -> TextTokens:
 
 @cache
 def novels() -> TextTokens:
-    """Return the characters of Austen's two novels, read once in a process."""
-    return tokens(load())
+    """Return the characters of Austen's two novels, read once in a process.
+
+    The README of `data/texts` names their source and licence.
+    """
+    packed = (data_folder() / "texts" / "austen.txt.xz").read_bytes()
+    return tokens(lzma.decompress(packed).decode())

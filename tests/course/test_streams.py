@@ -13,9 +13,7 @@ from dlguide.measure import Timing
 def split(count=2, threads=1, batch=4, latency_s=0.5):
     """Make `count` streams that are busy all the time: they bring count x batch / latency."""
     latency = Timing((latency_s,) * 20)
-    return streams.StreamSplit(
-        count, threads, batch, latency, (count * batch / latency_s,) * 3, (0.0, 1.0)
-    )
+    return streams.StreamSplit(count, threads, batch, latency, (count * batch / latency_s,) * 3)
 
 
 def test_busy_streams_keep_one_batch_each_under_way():
@@ -25,7 +23,7 @@ def test_busy_streams_keep_one_batch_each_under_way():
 
 def test_late_answers_are_the_slowest_of_twenty():
     latency = Timing((*(1.0,) * 90, *(9.0,) * 10))
-    late = streams.StreamSplit(1, 1, 1, latency, (1.0,), (0.0, 1.0))
+    late = streams.StreamSplit(1, 1, 1, latency, (1.0,))
     assert late.latency.median == 1.0
     assert late.late_s == 9.0
 
@@ -41,7 +39,6 @@ def test_every_number_of_streams_of_this_machine_is_measured(monkeypatch):
         assert len(each.images_per_s) == 2
         assert len(each.latency.warmup_s) == 2 * each.streams
         assert 0 < each.under_way <= 1.001 * each.streams
-        assert each.answer == pytest.approx(splits[0].answer, rel=1e-3)
 
 
 def test_every_split_has_all_cores(monkeypatch):

@@ -3,29 +3,17 @@
 Tests dlcourse.texts.
 """
 
-from pathlib import Path
-
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dlcourse import texts
-from dlguide.errors import DataError
-
-FOLDER = Path(__file__).parents[2] / "data/texts"
-
-
-def test_missing_texts_are_named(tmp_path):
-    with pytest.raises(DataError, match=r"There are no texts in .*DLGUIDE_DATA"):
-        texts.load(folder=tmp_path)
 
 
 def test_the_text_is_long_and_ascii():
-    text = texts.load()
-    assert len(text) > 1_000_000
-    assert text.isascii()
-    assert texts.load("sonnets") == (FOLDER / "sonnets.txt").read_text()
+    novels = texts.novels()
+    assert len(novels) > 1_000_000
+    assert novels.alphabet.isascii()
 
 
 @given(text=st.text(min_size=1))

@@ -160,26 +160,18 @@ class ReadingComparison:
         """Make rows of the table, with the share of this machine's limits in warm passes."""
         rows = []
         for each in self.speeds:
-            if each.checked or each.kind == PLAIN:
-                raw = self.speed(each.kind, each.access, each.cold, False)
-                share = ""
-                if limits is not None and not each.cold:
-                    share = limits.reading(each.nbytes, each.checked).cell(each.timing)
-                low, high = each.samples / each.timing.high, each.samples / each.timing.low
-                rows.append(
-                    (
-                        each.kind,
-                        each.access,
-                        "cold" if each.cold else "warm",
-                        f"{each.samples_per_s:,.0f}",
-                        f"{low:,.0f} to {high:,.0f}",
-                        f"{each.bytes_per_s / 1e6:,.0f}" if each.checked else "",
-                        f"{raw.bytes_per_s / 1e6:,.0f}",
-                        share,
-                        f"{each.disk_nbytes:,}",
-                        f"{each.opens:,}",
-                    )
-                )
+            if not each.checked and each.kind != PLAIN:
+                continue
+            raw = self.speed(each.kind, each.access, each.cold, False)
+            share = ""
+            if limits is not None and not each.cold:
+                share = limits.reading(each.nbytes, each.checked).cell(each.timing)
+            low, high = each.samples / each.timing.high, each.samples / each.timing.low
+            row = [each.kind, each.access, "cold" if each.cold else "warm"]
+            row += [f"{each.samples_per_s:,.0f}", f"{low:,.0f} to {high:,.0f}"]
+            row.append(f"{each.bytes_per_s / 1e6:,.0f}" if each.checked else "")
+            row += [f"{raw.bytes_per_s / 1e6:,.0f}", share]
+            rows.append((*row, f"{each.disk_nbytes:,}", f"{each.opens:,}"))
         return rows
 
     def write(self, path: Path) -> None:

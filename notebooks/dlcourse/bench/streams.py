@@ -34,7 +34,6 @@ class StreamSplit:
     batch_per_rank: int
     latency: Timing
     images_per_s: tuple[float, ...]
-    answer: tuple[float, float]
 
     @property
     def median_images_per_s(self) -> float:
@@ -86,9 +85,7 @@ def compare(
         answers = [ask_all(streams, START_S, "check", mode="infer") for streams in running]
         every = [answer for split in answers for answer in split]
         require_equal_work([one["digest"] for one in built], {"infer": every})
-        latencies: list[list[float]] = [[] for _ in plans]
-        first: list[list[float]] = [[] for _ in plans]
-        rates: list[list[float]] = [[] for _ in plans]
+        latencies, first, rates = ([[] for _ in plans] for _ in range(3))
         # one more turn goes first, to warm up threads and caches
         for turn in range(TURNS + 1):
             for k, streams in enumerate(running):
@@ -99,13 +96,12 @@ def compare(
                     rates[k].append(batch_per_rank * sum(map(len, took)) / wall_s)
                     first[k] += [each[0] for each in took]
                     latencies[k] += [second for each in took for second in each[1:]]
+    pairs = zip(latencies, first, strict=True)
+    timings = [Timing(tuple(late), tuple(early)) for late, early in pairs]
     return [
-        StreamSplit(
-            plan.ranks, plan.threads, batch_per_rank, Timing(tuple(latencies[k]), tuple(first[k])),
-            tuple(rates[k]), (answers[k][0][0], answers[k][0][1]),
-        )
+        StreamSplit(plan.ranks, plan.threads, batch_per_rank, timings[k], tuple(rates[k]))
         for k, plan in enumerate(plans)
-    ]  # fmt: skip
+    ]
 
 
 def table(splits: Sequence[StreamSplit]) -> str:
