@@ -308,12 +308,7 @@ def _folded(layer: Any, norm: Any) -> tuple[np.ndarray, np.ndarray]:
     return kernel * scale[:, None, None, None], (bias - mean) * scale + beta
 
 
-def _window(layer: Any, size: Sequence[int]) -> dict[str, list[int]]:
-    """Attributes of a window; "same" of TensorFlow: one output per stride, the odd row last."""
-    before, after = [0, 0], [0, 0]
-    if layer.padding == "same":
-        for axis, (length, k) in enumerate(zip(layer.input.shape[1:3], size, strict=True)):
-            stride = layer.strides[axis]
-            whole = max((-(-length // stride) - 1) * stride + k - length, 0)
-            before[axis], after[axis] = whole // 2, whole - whole // 2
-    return {"kernel_shape": list(size), "strides": list(layer.strides), "pads": before + after}
+def _window(layer: Any, size: Sequence[int]) -> dict[str, Any]:
+    """Attributes of a window; "same" of TensorFlow has the odd row last."""
+    pads = {"same": "SAME_UPPER", "valid": "VALID"}[layer.padding]
+    return {"kernel_shape": list(size), "strides": list(layer.strides), "auto_pad": pads}

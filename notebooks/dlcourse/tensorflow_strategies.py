@@ -15,16 +15,17 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dlcourse.tensorflow_lab import Lab
+from dlguide import models
+from dlguide.data import datasets
 from dlguide.errors import require
 
 if TYPE_CHECKING:
-    import numpy as np
     import tensorflow as tf
 
-WAYS = ("alone", "mirrored", "multi_worker", "horovod")
 REDUCTIONS = ("HierarchicalCopyAllReduce", "ReductionToOneDevice", "NcclAllReduce")
-POLICIES = ("AUTO", "FILE", "DATA", "OFF")
 BATCH, STEPS = 100, 10  # images of a step, steps of `train`
 
 
@@ -73,10 +74,7 @@ def train(
         divide: "global", the sum of losses by the global batch; "replica", by its part of it.
         how: options of `strategy`.
     """
-    import numpy as np
     import tensorflow as tf
-
-    from dlguide.data import datasets
 
     scheme = strategy(way, **how)
     ranks, rank = _horovod() if way == "horovod" else (1, 0)
@@ -136,8 +134,6 @@ def step_parts(way: str, turns: int) -> dict[str, list[float]]:
         with both parts.
     """
     import tensorflow as tf
-
-    from dlguide.data import datasets
 
     scheme = strategy(way)
     ranks, rank = _horovod() if way == "horovod" else (1, 0)
@@ -211,8 +207,6 @@ def _in_turns(
 def _net_and_optimizer(way: str = "alone", net: str = "mnist_cnn", rate: float = 0.01) -> Any:
     import keras
 
-    from dlguide import models
-
     model = models.build(net, seed=0, dropout=0.0)
     optimizer = keras.optimizers.SGD(rate)
     if way == "horovod":
@@ -225,7 +219,6 @@ def _net_and_optimizer(way: str = "alone", net: str = "mnist_cnn", rate: float =
 
 def slowest(workers: Sequence[dict[str, list[float]]]) -> dict[str, np.ndarray]:
     """Take from each turn and part the time of the slowest worker (s)."""
-    import numpy as np
 
     return {part: np.max([each[part] for each in workers], axis=0) for part in workers[0]}
 
@@ -264,7 +257,6 @@ def samples_seen(policy: str, files: int = 0) -> list[list[int]]:
 
 
 def _write(folder: str, files: int) -> None:
-    import numpy as np
     import tensorflow as tf
 
     for file, numbers in enumerate(np.array_split(np.arange(12), files)):
@@ -339,8 +331,6 @@ def _coordinate(spec: Any, steps: int) -> ServersRun:
     this strategy.
     """
     import tensorflow as tf
-
-    from dlguide.data import datasets
 
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         spec, task_type="chief", task_id=0, rpc_layer="grpc"
