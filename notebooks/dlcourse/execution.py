@@ -69,7 +69,7 @@ def choose(names: Iterable[str] = (), folder: str | os.PathLike[str] | None = No
 def missing(path: str | os.PathLike[str]) -> str:
     """The optional packages that a notebook names in its metadata and that are not installed."""
     contents = json.loads(Path(path).read_text(encoding="utf-8"))
-    needed = contents["metadata"].get("dlguide", {}).get("needs", [])
+    needed = contents.get("metadata", {}).get("dlguide", {}).get("needs", [])
     return "; ".join(f"{name} {why}" for name in needed if (why := lack(name)))
 
 
@@ -77,7 +77,7 @@ def shorten(cells: Iterable[MutableMapping[str, Any]]) -> int:
     """Replace texts in cells as their metadata says; return the number of replacements."""
     count = 0
     for number, cell in enumerate(cells):
-        pairs = cell["metadata"].get("fast", [])
+        pairs = cell.get("metadata", {}).get("fast", [])
         source = "".join(cell["source"])
         for whole, short in pairs:
             once = f"be once in cell {number}, and not the same as what replaces it"
