@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -66,9 +66,7 @@ def roc_curves(judged: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Figure:
 
     curves = {name: roc_curve(*each, drop_intermediate=False) for name, each in judged.items()}
     areas = {name: auc(alarms, hits) for name, (alarms, hits, _) in curves.items()}
-    described = ", ".join(f"{name} with an area of {area:.3f}" for name, area in areas.items())
-    alt = f"Found against false alarms, for {described}; guessing is the diagonal."
-    drawn, (axes,) = figure(1, 1, 4.6, 4.2, alt)
+    drawn, (axes,) = figure(1, 1, 4.6, 4.2)
     for number, (name, (alarms, hits, _)) in enumerate(curves.items()):
         colour = _AUROC_MARKS[number][0]
         label = f"{name}: area {areas[name]:.3f}"
@@ -93,10 +91,7 @@ def area_by_pictures(
         before: pictures of the pre-training, added to those of the transfer in hollow marks.
     """
     panels = sorted({labels for labels, _, _ in areas})
-    words = "; ".join(f"{labels} labels, {seen} pictures, {start} {np.mean(each):.3f}"
-                      for (labels, seen, start), each in areas.items())  # fmt: skip
-    alt = f"Mean AUROC over labelled pictures seen, means of seeds: {words}."
-    drawn, axes = figure(1, len(panels), 8.4, 3.2, alt)
+    drawn, axes = figure(1, len(panels), 8.4, 3.2)
     for panel, labels in zip(axes, panels, strict=True):
         for start, (colour, mark) in zip(("scratch", "transfer"), _AUROC_MARKS, strict=False):
             points = {seen: each for (n, seen, kind), each in areas.items()
@@ -121,14 +116,10 @@ def area_by_pictures(
 def loss_and_rate(losses: Sequence[float], rates: Sequence[float], chosen: int) -> Figure:
     """Draw loss and learning rate at the end of each epoch above each other, one epoch marked."""
     epochs = np.arange(1, len(losses) + 1)
-    alt = (
-        f"Loss and learning rate over {len(losses)} epochs: loss {losses[0]:.3f} to "
-        f"{losses[-1]:.3f}, rate {rates[0]:.3g} to {rates[-1]:.3g}; epoch {chosen} is chosen."
-    )
-    drawn, (above, below) = figure(2, 1, 6.2, 1.7, alt)
+    drawn, (above, below) = figure(2, 1, 6.2, 1.7)
     for axes, values, what in ((above, losses, "loss"), (below, rates, "rate at the end")):
-        axes.plot(epochs, values, "o-", color=BLUE)
-        axes.plot(chosen, values[chosen - 1], "o", color=ORANGE, markersize=9)
+        axes.plot(epochs, values, "o-", color=BLUE, label=what)
+        axes.plot(chosen, values[chosen - 1], "o", color=ORANGE, markersize=9, label="chosen")
         axes.set(ylabel=what, ylim=(0, 1.15 * max(values)))
         axes.set_xticks(epochs)
     point = (chosen, losses[chosen - 1])
@@ -144,9 +135,7 @@ def reliability(judged: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Figure:
     bins = {"n_bins": 8, "strategy": "quantile"}
     curves = {name: calibration_curve(np.ravel(truth), np.ravel(chances), **bins)
               for name, (truth, chances) in judged.items()}  # fmt: skip
-    words = "; ".join(f"{name}: highest bin predicted {said[-1]:.2f}, observed {seen[-1]:.2f}"
-                      for name, (seen, said) in curves.items())  # fmt: skip
-    drawn, (axes,) = figure(1, 1, 4.6, 4.2, f"Observed share over predicted probability. {words}.")
+    drawn, (axes,) = figure(1, 1, 4.6, 4.2)
     for (name, (seen, said)), (colour, mark) in zip(curves.items(), _AUROC_MARKS, strict=False):
         axes.plot(said, seen, mark + "-", color=colour, label=name)
     axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
@@ -174,11 +163,7 @@ def predicted_frames(frames: Mapping[str, ArrayLike], clip: int = 0) -> Figure:
 
 def frame_scores(scores: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
     """Draw how near predictors are, frame by frame: it gets harder the further they look."""
-    summary = shapes.listed(scores, lambda both: (
-        f"{both[0][0]:.1f} to {both[0][-1]:.1f} dB, {both[1][0]:.2f} to {both[1][-1]:.2f}"
-    ))  # fmt: skip
-    alt = f"PSNR and SSIM from the first frame to the last. {summary}."
-    drawn, panels = figure(columns=2, height=3.0, alt=alt)
+    drawn, panels = figure(columns=2, height=3.0)
     for which, (panel, label) in enumerate(zip(panels, ("PSNR (dB)", "SSIM"), strict=True)):
         for (name, both), (colour, mark) in zip(scores.items(), _LOOKS, strict=False):
             frames = range(1, len(both[which]) + 1)
@@ -191,9 +176,7 @@ def frame_scores(scores: Mapping[str, tuple[Sequence[float], Sequence[float]]]) 
 
 def growth(errors: Sequence[float], sizes: Sequence[int]) -> Figure:
     """Draw the error of each epoch with the resolution that was the finest then."""
-    summary = ", ".join(f"{100 * each:.1f}" for each in errors)
-    alt = f"Mean error of each epoch in % of the range, finer and finer frames: {summary}."
-    drawn, (panel,) = figure(width=6.0, height=3.0, alt=alt)
+    drawn, (panel,) = figure(width=6.0, height=3.0)
     epochs, values, finest = np.arange(1, len(errors) + 1), 100 * np.array(errors), np.array(sizes)
     for size, (colour, mark) in zip(sorted(set(sizes)), _LOOKS[1:], strict=False):
         then, label = finest == size, f"{size} x {size} pixels"
@@ -234,24 +217,19 @@ def shares(rows: Sequence[tuple[str, float, float, float]], xlabel: str = "") ->
 
 def film(frames: Mapping[str, ArrayLike]) -> bytes:
     """Make a film of the first clip of each predictor, side by side, as a GIF."""
-    chosen = {name: np.asarray(clips)[0] for name, clips in frames.items()}
-    moments = zip(*chosen.values(), strict=True)
-    pages = [_page(dict(zip(chosen, each, strict=True)), at) for at, each in enumerate(moments)]
+    pages = []
+    for number in range(min(len(clips[0]) for clips in frames.values())):
+        page = Image.new("RGB", (len(frames) * (_FRAME + _GAP) - _GAP, _FRAME + _LINE), "white")
+        pen = ImageDraw.Draw(page)
+        for place, (name, clips) in enumerate(frames.items()):
+            left, frame = place * (_FRAME + _GAP), np.asarray(clips[0][number], np.uint8)
+            large = Image.fromarray(frame).resize((_FRAME, _FRAME), Image.Resampling.NEAREST)
+            page.paste(large, (left, 0))
+            pen.text((left + 3, _FRAME + 2), f"{name}, {number + 1}", fill="black")
+        colours = {"method": Image.Quantize.MEDIANCUT, "dither": Image.Dither.NONE}
+        pages.append(page.quantize(128, **colours))
     data = io.BytesIO()
     pause = [250] * (len(pages) - 1) + [1000]
     more = {"save_all": True, "append_images": pages[1:], "loop": 0, "duration": pause}
     pages[0].save(data, format="GIF", **more)
     return data.getvalue()
-
-
-def _page(frames: Mapping[str, Any], number: int) -> Image.Image:
-    """Put the frames of one moment side by side, each with its name under it."""
-    width = len(frames) * (_FRAME + _GAP) - _GAP
-    page = Image.new("RGB", (width, _FRAME + _LINE), "white")
-    pen = ImageDraw.Draw(page)
-    for place, (name, frame) in enumerate(frames.items()):
-        left = place * (_FRAME + _GAP)
-        large = Image.fromarray(np.asarray(frame, np.uint8))
-        page.paste(large.resize((_FRAME, _FRAME), Image.Resampling.NEAREST), (left, 0))
-        pen.text((left + 3, _FRAME + 2), f"{name}, {number + 1}", fill="black")
-    return page.quantize(128, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)

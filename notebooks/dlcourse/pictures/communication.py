@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -19,7 +20,6 @@ from dlcourse.horovod_timeline import (
     OTHER,
     PREPARING,
     WAITING,
-    FusedMessage,
     Timeline,
     total_s,
 )
@@ -90,9 +90,36 @@ def collective(
     words = [f"{title}: {_steps_words(each)}" for title, each in panels.items()]
     alt = "Who sends what to whom. " + " ".join(words)
     drawn, grid = figure(1, len(panels), *size, alt)
+    width = 0.74 / ranks  # of a part
     for axes, schedule in shapes.titled(grid, panels):
         shapes.bare(axes, (-0.95, ranks - 0.45), (-most - 0.35, 0.75))
-        _steps_panel(axes, schedule, ranks, follow)
+        for rank in range(ranks):
+            axes.text(rank, 0.32, f"rank {rank}", ha="center", va="bottom", fontsize=8)
+        for level, state in enumerate(contributions(schedule, ranks)):
+            name = f"step {level}" if level else "before"
+            axes.text(-0.5, -level, name, ha="right", va="center", fontsize=8)
+            for rank, parts in enumerate(state):
+                for part, held in enumerate(parts):
+                    left = rank - 0.37 + part * width
+                    # white to sky blue: differs in grey, too, and is light enough for black numbers
+                    share = (len(held) - 1) / max(1, ranks - 1)
+                    colour = (1 - 0.66 * share, 1 - 0.29 * share, 1 - 0.09 * share)
+                    shapes.area(axes, left, -level - 0.17, width, 0.34, colour, linewidth=0.7)
+                    middle(axes, str(len(held)), left + width / 2, -level - 0.01, 7)
+        for level, step in enumerate(schedule):
+            for m in step:
+                look = {"color": BLUE if m.adds else ORANGE, "linestyle": "-" if m.adds else "--"}
+                look["linewidth"] = 0.7 + 2.3 * len(m.parts) / ranks
+                if m.parts == (follow,):
+                    look |= {"color": PURPLE, "linewidth": 2.6}
+                # from the middle of the parts that move to where they arrive
+                shift = width * (np.mean(m.parts) + 0.5) - 0.37
+                arrow(
+                    axes,
+                    (m.source + shift, -level - 0.19),
+                    (m.target + shift, -level - 0.81),
+                    **look,
+                )
     lines = {"added by the receiver": (BLUE, "-"), "kept by the receiver": (ORANGE, "--")}
     lines |= {} if follow is None else {f"part {follow}": (PURPLE, "-")}
     for name, (colour, line) in lines.items():
@@ -103,40 +130,37 @@ def collective(
 
 def _back(steps: Sequence[Step]) -> list[Step]:
     """The same messages backwards in time and direction, to be kept."""
-    return [tuple(Message(m.target, m.source, m.parts, False) for m in s) for s in steps[::-1]]
+    return [_step(((m.target, m.source, m.parts) for m in s), False) for s in steps[::-1]]
+
+
+def _step(messages: Iterable[tuple[int, int, Sequence[int]]], adds: bool = True) -> Step:
+    return tuple(Message(source, target, tuple(parts), adds) for source, target, parts in messages)
 
 
 def _tree(members: Sequence[int], ranks: int) -> list[Step]:
-    up, distance, everything = [], 1, tuple(range(ranks))
+    up, distance = [], 1
     while distance < len(members):
         pairs = range(0, len(members) - distance, 2 * distance)
-        up.append(
-            tuple(Message(members[i + distance], members[i], everything, True) for i in pairs)
-        )
+        up.append(_step((members[i + distance], members[i], range(ranks)) for i in pairs))
         distance *= 2
     return up + _back(up)
 
 
 def _ring(members: Sequence[int], parts: Sequence[int]) -> list[Step]:
     size, found = len(members), []
-    bounds = [place * len(parts) // size for place in range(size + 1)]
+    shares = np.split(parts, [place * len(parts) // size for place in range(1, size)])
     for adds in (True, False):
         for step in range(size - 1):
-            messages = []
-            for place, member in enumerate(members):
-                part = (place - step - adds) % size
-                carried = tuple(parts[bounds[part] : bounds[part + 1]])
-                messages.append(Message(member, members[(place + 1) % size], carried, adds))
-            found.append(tuple(messages))
+            found.append(_step(
+                ((member, members[(at + 1) % size], shares[(at - step - adds) % size].tolist())
+                 for at, member in enumerate(members)), adds,
+            ))  # fmt: skip
     return found
 
 
 def _doubling(ranks: int) -> list[Step]:
-    everything = tuple(range(ranks))
-    return [
-        tuple(Message(rank, rank ^ 1 << power, everything, True) for rank in range(ranks))
-        for power in range(ranks.bit_length() - 1)
-    ]
+    distances = [1 << power for power in range(ranks.bit_length() - 1)]
+    return [_step((rank, rank ^ each, range(ranks)) for rank in range(ranks)) for each in distances]
 
 
 def _halving(ranks: int) -> list[Step]:
@@ -144,12 +168,10 @@ def _halving(ranks: int) -> list[Step]:
     while distance:
         # a rank keeps the half on its own side and sends the other; both are `distance` long
         starts = [(rank ^ distance) // distance * distance for rank in range(ranks)]
-        ways.append(
-            tuple(
-                Message(rank, rank ^ distance, tuple(range(start, start + distance)), True)
-                for rank, start in enumerate(starts)
-            )
-        )
+        ways.append(_step(
+            (rank, rank ^ distance, range(start, start + distance))
+            for rank, start in enumerate(starts)
+        ))  # fmt: skip
         distance //= 2
     return ways + _back(ways)
 
@@ -178,37 +200,6 @@ def _hierarchical_parts(ranks: int, ranks_per_node: int) -> list[Step]:
 def _together(ways: Sequence[Sequence[Step]]) -> list[Step]:
     """The steps of separate groups of ranks, at the same time."""
     return [sum(step, ()) for step in zip(*ways, strict=True)]
-
-
-...
-
-
-def _steps_panel(axes: Axes, schedule: Sequence[Step], ranks: int, follow: int | None) -> None:
-    width = 0.74 / ranks
-    for rank in range(ranks):
-        axes.text(rank, 0.32, f"rank {rank}", ha="center", va="bottom", fontsize=8)
-    for level, state in enumerate(contributions(schedule, ranks)):
-        name = f"step {level}" if level else "before"
-        axes.text(-0.5, -level, name, ha="right", va="center", fontsize=8)
-        for rank, parts in enumerate(state):
-            for part, held in enumerate(parts):
-                left = rank - 0.37 + part * width
-                # white to sky blue: differs in grey, too, and is light enough for black numbers
-                share = (len(held) - 1) / max(1, ranks - 1)
-                colour = (1 - 0.66 * share, 1 - 0.29 * share, 1 - 0.09 * share)
-                shapes.area(axes, left, -level - 0.17, width, 0.34, colour, linewidth=0.7)
-                middle(axes, str(len(held)), left + width / 2, -level - 0.01, 7)
-    for level, step in enumerate(schedule):
-        for m in step:
-            look = {"color": BLUE if m.adds else ORANGE, "linestyle": "-" if m.adds else "--"}
-            look["linewidth"] = 0.7 + 2.3 * len(m.parts) / ranks
-            if m.parts == (follow,):
-                look |= {"color": PURPLE, "linewidth": 2.6}
-            # from the middle of the parts that move to where they arrive
-            shift = width * (np.mean(m.parts) + 0.5) - 0.37
-            arrow(
-                axes, (m.source + shift, -level - 0.19), (m.target + shift, -level - 0.81), **look
-            )
 
 
 def _steps_words(schedule: Sequence[Step]) -> str:
@@ -331,10 +322,7 @@ def error_feedback(
 ) -> Figure:
     """Draw the sums of what was given and sent of some elements, and the error that is kept."""
     sums = {t: np.cumsum([[0, *one], [0, *sent[t]]], axis=1) for t, one in given.items()}
-    words = listed(sums, lambda both: "given {:.3g}, sent {:.3g}, kept {:.3g}".format(
-        *both[:, -1], both[0, -1] - both[1, -1]
-    ))  # fmt: skip
-    drawn, panels = figure(1, len(given), 3.3 * len(given), 2.8, f"Sums over steps. {words}")
+    drawn, panels = figure(1, len(given), 3.3 * len(given), 2.8)
     for axes, (all_given, all_sent) in shapes.titled(panels, sums):
         steps = np.arange(len(all_given))
         look = {"step": "mid", "color": "#dddddd", "label": "kept (the error)"}
@@ -564,7 +552,8 @@ def timeline(
     recorded: Timeline,
     steps: Sequence[tuple[float, float]] = (),
     title: str = "",
-    span: tuple[float, float] | None = None,
+    *,
+    span: tuple[float, float],
 ) -> Figure:
     """Draw when tensors were negotiated, copied and exchanged, and when steps computed.
 
@@ -576,32 +565,54 @@ def timeline(
         steps: begin and end of the steps of rank 0 on the timeline's clock (s), as its `steps`
             gives them; empty for no such lane.
         title: above the picture; "" counts tensors and messages.
-        span: begin and end of the plot (s); None for all steps, or all events without them.
+        span: begin and end of the plot (s).
     """
-    start, end = _span(recorded, steps, span)
+    start, end = span
     seen = [event for event in recorded.events if event.start_s < end and event.end_s > start]
     then = "Choose another span, or tensors with `matching`."
     require(bool(seen), "recorded", "have events in what is drawn", str(recorded), then)
     tensors = list(dict.fromkeys(event.tensor for event in sorted(seen, key=lambda e: e.start_s)))
     messages = [m for m in recorded.messages if m.start_s < end and m.end_s > start]
-    labels = _short(tensors)
+    alike = len(os.path.commonprefix(tensors))  # noqa: RUF071  letters, not folders
     parts = [part for part in recorded.compute(steps) if part[0] < end and part[1] > start]
     spans = {phase: [(e.start_s, e.end_s) for e in seen if e.phase == phase] for phase in COLOURS}
     spans[COMPUTE] = parts
     size = {"width": 9.0, "height": 1.3 + max(1.2, 0.22 * min(len(tensors), _MOST_NAMES))}
-    drawn, (axes,) = figure(alt=_words(spans, messages, start, end), **size)
+    times = []
+    for phase, stretches in spans.items():
+        seconds = total_s((max(begin, start), min(stop, end)) for begin, stop in stretches)
+        times += [f"{phase} {1e3 * seconds:.2f} ms"] if stretches else []
+    most = max((len(message.tensors) for message in messages), default=0)
+    alt = (
+        f"Horovod's timeline over {1e3 * (end - start):.2f} ms. Messages: {len(messages)}; tensors "
+        f"in the largest: {most}. {'; '.join(times)}."
+    )
+    drawn, (axes,) = figure(alt=alt, **size)
     lanes = {tensor: lane for lane, tensor in enumerate(tensors, start=1)}
+
+    def bars(stretches: Sequence[tuple[float, float]], lane: int, phase: str) -> None:
+        places = [(1e3 * (begin - start), 1e3 * (stop - begin)) for begin, stop in stretches]
+        # White edges keep two steps apart; on short activities they would hide the colour.
+        edge = {"edgecolor": "white", "linewidth": 0.6 if phase == COMPUTE else 0.0}
+        axes.broken_barh(places, (lane - 0.4, 0.8), facecolor=COLOURS[phase], **edge)
+
     if steps:
-        _bars(axes, parts, 0, COMPUTE, start)
+        bars(parts, 0, COMPUTE)
     for phase in COLOURS:
         for tensor, lane in lanes.items():
             own = [(e.start_s, e.end_s) for e in seen if (e.tensor, e.phase) == (tensor, phase)]
-            _bars(axes, own, lane, phase, start)
-    for message in messages:
-        _frame(axes, message, lanes, start)
+            bars(own, lane, phase)
+    for message in messages:  # a frame around each run of neighbouring lanes
+        own = sorted(lanes[tensor] for tensor in message.tensors if tensor in lanes)
+        left, width = 1e3 * (message.start_s - start), 1e3 * (message.end_s - message.start_s)
+        while own:
+            count = next((i for i, lane in enumerate(own) if lane != own[0] + i), len(own))
+            look = {"edgecolor": "black", "linewidth": 0.5}
+            shapes.area(axes, left, own[0] - 0.45, width, count - 0.1, "none", **look)
+            own = own[count:]
     shown = tensors[:: -(-len(tensors) // _MOST_NAMES)]
     ticks = {0: "steps"} if steps else {}
-    ticks |= {lanes[tensor]: labels[tensor] for tensor in shown}
+    ticks |= {lanes[tensor]: (tensor[alike:] or tensor)[-24:] for tensor in shown}
     axes.set_yticks(list(ticks), list(ticks.values()), fontsize=8)
     axes.set_ylim(len(tensors) + 0.6, -0.6 if steps else 0.4)
     axes.set_xlim(0, 1e3 * (end - start))
@@ -610,68 +621,11 @@ def timeline(
     counts = {"tensor": len(tensors), "message": len(messages)}
     count = ", ".join(f"{number} {noun}{'s' * (number != 1)}" for noun, number in counts.items())
     axes.set_title(title or count, fontsize=9, loc="left")
-    _legend(axes, [phase for phase, stretches in spans.items() if stretches], messages)
-    return drawn
-
-
-def _span(
-    recorded: Timeline, steps: Sequence[tuple[float, float]], span: tuple[float, float] | None
-) -> tuple[float, float]:
-    if span is not None:
-        return span
-    stretches = steps or [(event.start_s, event.end_s) for event in recorded.events]
-    require(bool(stretches), "recorded", "hold an event", str(recorded))
-    return min(begin for begin, _ in stretches), max(stop for _, stop in stretches)
-
-
-def _bars(
-    axes: Axes, stretches: Sequence[tuple[float, float]], lane: int, phase: str, zero: float
-) -> None:
-    bars = [(1e3 * (begin - zero), 1e3 * (stop - begin)) for begin, stop in stretches]
-    # White edges keep two steps apart; on short activities they would hide the colour.
-    edge = {"edgecolor": "white", "linewidth": 0.6 if phase == COMPUTE else 0.0}
-    axes.broken_barh(bars, (lane - 0.4, 0.8), facecolor=COLOURS[phase], **edge)
-
-
-def _frame(axes: Axes, message: FusedMessage, lanes: Mapping[str, int], zero: float) -> None:
-    """Put a frame around each run of neighbouring lanes of one message."""
-    own = sorted(lanes[tensor] for tensor in message.tensors if tensor in lanes)
-    width = 1e3 * (message.end_s - message.start_s)
-    while own:
-        count = next((i for i, lane in enumerate(own) if lane != own[0] + i), len(own))
-        left, look = 1e3 * (message.start_s - zero), {"edgecolor": "black", "linewidth": 0.5}
-        shapes.area(axes, left, own[0] - 0.45, width, count - 0.1, "none", **look)
-        own = own[count:]
-
-
-def _legend(axes: Axes, phases: Sequence[str], messages: Sequence[FusedMessage]) -> None:
     operations = sorted({message.operation for message in messages})
     called = {EXCHANGE: operations[0] if len(operations) == 1 else EXCHANGE}
-    looks = {called.get(each, each): {"facecolor": COLOURS[each]} for each in phases}
+    looks = {called.get(phase, phase): {"facecolor": COLOURS[phase]} for phase in spans
+             if spans[phase]}  # fmt: skip
     looks["one message"] = {"fill": False, "edgecolor": "black", "linewidth": 0.5}
     place = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": len(looks)}
     shapes.patches(axes, looks, **place, handlelength=1.2, columnspacing=1.0)
-
-
-def _short(tensors: Sequence[str]) -> dict[str, str]:
-    """Leave out of each name what all of them begin with."""
-    pairs = enumerate(zip(min(tensors), max(tensors), strict=False))
-    alike = next((i for i, (one, other) in pairs if one != other), len(min(tensors)))
-    return {tensor: (tensor[alike:] or tensor)[-24:] for tensor in tensors}
-
-
-def _words(
-    spans: Mapping[str, Sequence[tuple[float, float]]],
-    messages: Sequence[FusedMessage],
-    start: float,
-    end: float,
-) -> str:
-    times = []
-    for phase, stretches in spans.items():
-        seconds = total_s((max(begin, start), min(stop, end)) for begin, stop in stretches)
-        times += [f"{phase} {1e3 * seconds:.2f} ms"] if stretches else []
-    most = max((len(message.tensors) for message in messages), default=0)
-    return (
-        f"Horovod's timeline over {1e3 * (end - start):.2f} ms. Messages: {len(messages)}; tensors "
-        f"in the largest: {most}. {'; '.join(times)}."
-    )
+    return drawn

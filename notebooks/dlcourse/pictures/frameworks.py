@@ -182,6 +182,11 @@ class Table:
         """Show other columns."""
         return replace(self, columns=columns)
 
+    def sort(self, column: str) -> Table:
+        """Order the rows by a column, those without a value last."""
+        rows = sorted(self.rows, key=lambda row: (row[column] is None, row[column] or ""))
+        return replace(self, rows=tuple(rows))
+
     def __len__(self) -> int:
         return len(self.rows)
 

@@ -118,35 +118,31 @@ def links(graph: Mapping[tuple[int, int], float], *rings: Sequence[int]) -> Figu
     ways = "".join(f" Ring: {', '.join(map(str, ring))}." for ring in rings)
     alt, panels = f"Graph of links: {summary}.{ways}", max(1, len(rings))
     drawing, grid = figure(columns=panels, width=5.6 * panels, height=5.2, alt=alt)
-    for axes, ring in zip(grid, rings or [()], strict=True):
-        _links(axes, graph, ring)
-    return drawing
-
-
-def _links(axes: Any, graph: Mapping[tuple[int, int], float], ring: Sequence[int]) -> None:
     everyone = sorted({device for pair in graph for device in pair})
     slowest = min(graph.values())
-    axes.set_axis_off()
-    axes.set_aspect("equal")
-    order = [*ring, *(each for each in everyone if each not in ring)]
-    angle = {each: 2 * math.pi * k / len(order) for k, each in enumerate(order)}
-    place = {each: (math.sin(a), math.cos(a)) for each, a in angle.items()}
-    for (a, b), speed in graph.items():
-        (x, y), (u, v) = place[a], place[b]
-        width = 3.0 * speed / slowest
-        axes.plot([x, u], [y, v], color="#bcdff5", linewidth=width, zorder=1)
-        middle(axes, f"{speed / 1e9:g}", 0.62 * x + 0.38 * u, 0.62 * y + 0.38 * v, 7, zorder=3)
-    for a, b in zip(ring, [*ring[1:], *ring[:1]], strict=True):
-        (x, y), (u, v) = place[a], place[b]
-        dashes = "--" if (a, b) in graph or (b, a) in graph else ":"
-        axes.plot([x, u], [y, v], color=ORANGE, linewidth=1.8, linestyle=dashes, zorder=2)
-    for each, (x, y) in place.items():
-        axes.plot([x], [y], "o", markersize=24, color=PAPER, markeredgecolor=GREY, zorder=4)
-        middle(axes, str(each), x, y, 10, zorder=5)
-    title = "links in GB/s, both directions"
-    if ring:
-        title = f"{title}; dashed: the ring {', '.join(map(str, ring))}\n(dotted: no link)"
-    axes.set_title(title, fontsize=9)
+    for axes, ring in zip(grid, rings or [()], strict=True):
+        axes.set_axis_off()
+        axes.set_aspect("equal")
+        order = [*ring, *(each for each in everyone if each not in ring)]
+        angle = {each: 2 * math.pi * k / len(order) for k, each in enumerate(order)}
+        place = {each: (math.sin(a), math.cos(a)) for each, a in angle.items()}
+        for (a, b), speed in graph.items():
+            (x, y), (u, v) = place[a], place[b]
+            width = 3.0 * speed / slowest
+            axes.plot([x, u], [y, v], color="#bcdff5", linewidth=width, zorder=1)
+            middle(axes, f"{speed / 1e9:g}", 0.62 * x + 0.38 * u, 0.62 * y + 0.38 * v, 7, zorder=3)
+        for a, b in zip(ring, [*ring[1:], *ring[:1]], strict=True):
+            (x, y), (u, v) = place[a], place[b]
+            dashes = "--" if (a, b) in graph or (b, a) in graph else ":"
+            axes.plot([x, u], [y, v], color=ORANGE, linewidth=1.8, linestyle=dashes, zorder=2)
+        for each, (x, y) in place.items():
+            axes.plot([x], [y], "o", markersize=24, color=PAPER, markeredgecolor=GREY, zorder=4)
+            middle(axes, str(each), x, y, 10, zorder=5)
+        title = "links in GB/s, both directions"
+        if ring:
+            title = f"{title}; dashed: the ring {', '.join(map(str, ring))}\n(dotted: no link)"
+        axes.set_title(title, fontsize=9)
+    return drawing
 
 
 def systolic(clocks: Sequence[Any], weights: Sequence[Sequence[int]]) -> Figure:
@@ -182,7 +178,15 @@ _LOOKS = {"float32": (BLUE, "o", "-"), "bfloat16": (ORANGE, "s", "--"), "int8": 
 
 def roofline(roof: Any, placed: Sequence[Any] = ()) -> Figure:
     """Draw a roof, both axes logarithmic, with computations under it."""
-    drawing, (axes,) = figure(width=7.4, height=4.4, alt=_said(roof, placed))
+    peaks = ", ".join(f"{dtype} {peak:.3g} flop/s" for dtype, peak in roof.flops_per_s.items())
+    alt = f"Roof: a slope of {roof.bytes_per_s:.3g} bytes/s up to flat peaks of {peaks}."
+    points = "; ".join(
+        f"{each.name} at {each.intensity:.3g} flop/byte, limited by "
+        f"{'memory' if each.bound == 'memory' else 'arithmetic'}"
+        for each in placed
+    )
+    alt += f" Under it: {points}." if points else ""
+    drawing, (axes,) = figure(width=7.4, height=4.4, alt=alt)
     ridges = [peak / roof.bytes_per_s for peak in roof.flops_per_s.values()]
     left = 0.5 * min([1.0, *(each.intensity for each in placed), *ridges])
     right = 4.0 * max([*(each.intensity for each in placed), *ridges])
@@ -242,17 +246,6 @@ def against_roof(
     axes.set(xlabel="time (ms)", xlim=(0, 1.3e3 * max(*took_s.values(), *limits_s.values())))
     axes.legend(frameon=False, loc="lower right")
     return drawing
-
-
-def _said(roof: Any, placed: Sequence[Any]) -> str:
-    peaks = ", ".join(f"{dtype} {peak:.3g} flop/s" for dtype, peak in roof.flops_per_s.items())
-    points = "; ".join(
-        f"{each.name} at {each.intensity:.3g} flop/byte, limited by "
-        f"{'memory' if each.bound == 'memory' else 'arithmetic'}"
-        for each in placed
-    )
-    described = f"Roof: a slope of {roof.bytes_per_s:.3g} bytes/s up to flat peaks of {peaks}."
-    return f"{described} Under it: {points}." if points else described
 
 
 # --- onednn ---
@@ -440,18 +433,15 @@ def onednn_speeds(speeds: Sequence[Any]) -> Figure:
     There is a panel for each mode, bars with the quartiles as lines.
     """
     modes = list(dict.fromkeys(each.mode for each in speeds))
-    alt = "Images per second, higher is better. " + " ".join(
-        f"{each.mode}, oneDNN {('off', 'on')[each.onednn]}: {each.images_per_s:.3g}."
-        for each in speeds
-    )
-    drawn, panels = figure(columns=len(modes), width=3.2 * len(modes), height=2.6, alt=alt)
+    drawn, panels = figure(columns=len(modes), width=3.2 * len(modes), height=2.6)
     for axes, mode in zip(panels, modes, strict=True):
         for each in speeds:
             if each.mode == mode:
                 low, high = (each.batch_per_rank / s for s in (each.timing.high, each.timing.low))
                 look = {"yerr": shapes.around(each.images_per_s, low, high), "capsize": 3}
-                colour = (ORANGE, BLUE)[each.onednn]
-                axes.bar(("off", "on")[each.onednn], each.images_per_s, 0.6, color=colour, **look)
+                switch, colour = (("off", ORANGE), ("on", BLUE))[each.onednn]
+                look |= {"color": colour, "label": switch}
+                axes.bar(switch, each.images_per_s, 0.6, **look)
         axes.set_title(mode)
         axes.set_xlabel("oneDNN")
     panels[0].set_ylabel("images/s")

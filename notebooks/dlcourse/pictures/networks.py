@@ -105,6 +105,7 @@ def densities(
 ) -> Figure:
     """Draw how densely points lie, one panel for each set, and outline where they should lie."""
     from matplotlib.colors import LinearSegmentedColormap
+    from scipy.ndimage import convolve1d
 
     sets = {title: np.asarray(points, float) for title, points in clouds.items()}
     columns = min(5, len(sets))
@@ -120,7 +121,10 @@ def densities(
         counts = np.histogram2d(*points.T, (edges, edges))[0]
         beyond = len(points) - int(counts.sum())
         look = {"cmap": shades, "origin": "lower", "interpolation": "bilinear"}
-        axes.imshow(_blurred(counts.T / len(points)), extent=(-_LIMIT, _LIMIT) * 2, **look)
+        shares = counts.T / len(points)
+        for axis in (0, 1):  # spread over the neighbours; the sum stays
+            shares = convolve1d(shares, [0.25, 0.5, 0.25], axis, mode="constant")
+        axes.imshow(shares, extent=(-_LIMIT, _LIMIT) * 2, **look)
         axes.contour(middles, middles, aim, [aim.max() / 10], colors=ORANGE, linewidths=0.8)
         if beyond:
             axes.set_title(f"{axes.get_title()}\n({beyond} beyond)", fontsize=9)
@@ -131,15 +135,6 @@ def densities(
         axes.set_xlabel("first number" if lowest else "", fontsize=8)
         axes.set_ylabel("second number" if number % columns == 0 else "", fontsize=8)
     return drawn
-
-
-def _blurred(shares: np.ndarray) -> np.ndarray:
-    """Spread each cell over its neighbours (1/4, 1/2, 1/4 along each axis); the sum stays."""
-    for axis in (0, 1):
-        wide = np.pad(shares, [(1, 1) if axis == each else (0, 0) for each in (0, 1)])
-        first, middle, last = (np.take(wide, range(k, k + len(shares)), axis) for k in (0, 1, 2))
-        shares = first / 4 + middle / 2 + last / 4
-    return shares
 
 
 # --- depth ---
@@ -154,12 +149,7 @@ def sizes_by_layer(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figur
     Args:
         panels: title -> network -> size at each layer. The last panel names the networks.
     """
-    described = []
-    for title, networks in panels.items():
-        ends = (f"{label} {each[0]:.1e} to {each[-1]:.1e}" for label, each in networks.items())
-        described.append(f"{title}, first to last layer: {'; '.join(ends)}.")
-    alt = f"Sizes by layer. {' '.join(described)}"
-    drawn, grid = figure(columns=len(panels), width=11.0, height=4.0, alt=alt)
+    drawn, grid = figure(columns=len(panels), width=11.0, height=4.0)
     grid[0].get_gridspec().set_width_ratios([1.0] * (len(panels) - 1) + [1.6])
     highest = max(max(each) for networks in panels.values() for each in networks.values())
     for axes, networks in titled(grid, panels, loc="left"):
@@ -167,7 +157,8 @@ def sizes_by_layer(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figur
         for label, each, look, _ in series(networks):
             layers, numbers = np.arange(1, len(each) + 1), np.asarray(each, float)
             seen = numbers >= _LOWEST
-            axes.plot(layers[seen], numbers[seen], ".-", color=look["color"], markersize=4)
+            line = {"color": look["color"], "markersize": 4, "label": label}
+            axes.plot(layers[seen], numbers[seen], ".-", **line)
             if axes is grid[-1]:
                 first = int(np.argmax(seen))
                 place = (layers[first] - 1.5, numbers[first])
@@ -203,12 +194,10 @@ def layer_shares(shares: Mapping[str, Mapping[str, float]]) -> Figure:
 
 def footprints(rows: Sequence[Any]) -> Figure:
     """Draw nets by the work of a training step on one image and by the bytes of their gradients."""
-    ratios = "; ".join(f"{row.name} {row.flops_per_gradient_byte:.0f}" for row in rows)
-    alt = f"Work against bytes of gradients. FLOPs per byte: {ratios}."
-    drawn, (axes,) = figure(width=7.4, height=4.4, alt=alt)
+    drawn, (axes,) = figure(width=7.4, height=4.4)
     for row in rows:
         place = (row.gradient_bytes / 1e6, row.flops_per_gradient_byte * row.gradient_bytes / 1e9)
-        axes.plot(*place, "o", color=BLUE)
+        axes.plot(*place, "o", color=BLUE, label=row.name)
         white = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.85}
         note(axes, row.name, place, 6, -3, bbox=white)
     axes.set(xscale="log", yscale="log")
@@ -344,19 +333,17 @@ def text_losses(
         trained: name -> losses of trained networks, one for each seed.
     """
     last, top = max(looks), max(*looks.values(), *tables.values())
-    losses = [f"{name} {loss:.2f}" for name, loss in tables.items()]
-    losses += [f"{name} {min(each):.2f} to {max(each):.2f}" for name, each in trained.items()]
-    alt = f"Loss by step, from {looks[0]:.2f} to {looks[last]:.2f}. Test: {', '.join(losses)}."
-    drawn, (left, right) = figure(columns=2, width=10.5, height=3.4, alt=alt)
-    left.plot(list(looks), list(looks.values()), color=BLUE, linewidth=1.8)
+    drawn, (left, right) = figure(columns=2, width=10.5, height=3.4)
+    left.plot([*looks], [*looks.values()], color=BLUE, linewidth=1.8, label="to choose by")
     left.text(0.05 * last, looks[0], "  transformer, sonnet to choose by", color=BLUE, fontsize=9)
     for number, (name, loss) in enumerate(tables.items()):
         axes = right if number else left
-        axes.axhline(loss, color=GREY, linewidth=0.8)
+        axes.axhline(loss, color=GREY, linewidth=0.8, label=name)
         look = {"fontsize": 8, "va": "bottom", "ha": "right", "color": "0.3"}
         axes.annotate(name, (1.0, loss), xycoords=("axes fraction", "data"), **look)
-    for place, losses in enumerate(trained.values()):
-        right.plot([place] * len(losses), losses, "o", color=AMBER if place else BLUE)
+    for place, (name, losses) in enumerate(trained.items()):
+        colour = AMBER if place else BLUE
+        right.plot([place] * len(losses), losses, "o", color=colour, label=name)
     right.set_xticks(range(len(trained)), trained)
     right.set(xlim=(-0.6, len(trained) + 0.2), ylabel="loss on the test sonnet")
     left.set(xlabel="training step", ylabel="loss (nats per character)", ylim=(None, 1.04 * top))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -193,7 +192,11 @@ def affinity(
         )
         for core in machine.cores
     }
-    nodes = _by_node(machine)
+    by_node: dict[tuple[int, int], dict[int, list[int]]] = {}
+    for core in sorted(machine.cores, key=lambda each: (each.socket, each.numa, each.core)):
+        cores_of = by_node.setdefault((core.socket, core.numa), {})
+        cores_of.setdefault(core.core, []).append(core.cpu)
+    nodes = {place: [sorted(cpus) for cpus in cores.values()] for place, cores in by_node.items()}
     widest = min(max(len(cores) for cores in nodes.values()), _ROW)
     siblings = max(len(core) for cores in nodes.values() for core in cores)
     lines = sum(-(-len(cores) // widest) for cores in nodes.values())
@@ -204,40 +207,35 @@ def affinity(
     axes.set_title(title or f"{machine.name}: who runs where", fontsize=10)
     top = 0.0
     for (socket, numa), cores in nodes.items():
-        top = _node(axes, f"socket {socket}, NUMA node {numa}", cores, used, widest, top)
+        name = f"socket {socket}, NUMA node {numa}"
+        axes.text(0.0, top + 0.35, name, fontsize=9, va="center")
+        y = top + 0.65
+        frame = {"facecolor": "none", "fill": False}
+        for begin in range(0, len(cores), widest):
+            part = cores[begin : begin + widest]
+            tall = 0.9 * max(len(core) for core in part)
+            for column, core in enumerate(part):
+                for row, cpu in enumerate(core):
+                    _cell(axes, column + 0.06, y + 0.9 * row, cpu, used[cpu])
+                area(
+                    axes, column + 0.02, y - 0.03, 0.96, tall + 0.01, "none", linewidth=0.7, **frame
+                )
+            y += tall + 0.25
+        frame |= {"edgecolor": "black", "linewidth": 1.0}
+        area(axes, -0.15, top + 0.08, widest + 0.3, y - top - 0.13, "none", **frame)
+        top = y + 0.1
     margin = max(4 - widest, 0) / 2  # few cores stay small
     axes.set(xlim=(-0.3 - margin, widest + 0.3 + margin), ylim=(top, 0.0))
-    _affinity_legend(axes, used)
+    white = {"facecolor": "white", "edgecolor": GREY}
+    looks = {"bold: rank, small: CPU": white | {"linewidth": 0}}
+    if any(role.communicates for role in used.values()):
+        looks["communicates"] = white | {"hatch": "////"}
+    if any(not role.ranks for role in used.values()):
+        looks["free"] = white
+    if any(role.shared for role in used.values()):
+        looks["shared"] = white | {"edgecolor": "black", "linewidth": 2.2}
+    shapes.patches(axes, looks, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 0.0))
     return drawn
-
-
-def _by_node(machine: Machine) -> dict[tuple[int, int], list[list[int]]]:
-    """Return the cores in order, each as the list of its CPUs, by (socket, NUMA node)."""
-    found: dict[tuple[int, int], dict[int, list[int]]] = {}
-    for core in sorted(machine.cores, key=lambda each: (each.socket, each.numa, each.core)):
-        node = found.setdefault((core.socket, core.numa), {})
-        node.setdefault(core.core, []).append(core.cpu)
-    return {where: [sorted(cpus) for cpus in node.values()] for where, node in found.items()}
-
-
-def _node(
-    axes: Axes, name: str, cores: list[list[int]], used: dict[int, _CpuUse], widest: int, top: float
-) -> float:
-    """Draw one NUMA node below `top` and return where it ends."""
-    axes.text(0.0, top + 0.35, name, fontsize=9, va="center")
-    y = top + 0.65
-    frame = {"facecolor": "none", "fill": False}
-    for begin in range(0, len(cores), widest):
-        part = cores[begin : begin + widest]
-        tall = 0.9 * max(len(core) for core in part)
-        for column, core in enumerate(part):
-            for row, cpu in enumerate(core):
-                _cell(axes, column + 0.06, y + 0.9 * row, cpu, used[cpu])
-            area(axes, column + 0.02, y - 0.03, 0.96, tall + 0.01, "none", linewidth=0.7, **frame)
-        y += tall + 0.25
-    frame |= {"edgecolor": "black", "linewidth": 1.0}
-    area(axes, -0.15, top + 0.08, widest + 0.3, y - top - 0.13, "none", **frame)
-    return y + 0.1
 
 
 def _cell(axes: Axes, x: float, y: float, cpu: int, role: _CpuUse) -> None:
@@ -251,18 +249,6 @@ def _cell(axes: Axes, x: float, y: float, cpu: int, role: _CpuUse) -> None:
     middle(axes, f"{cpu}", x + 0.44, y + 0.66, 6, bbox=box)
 
 
-def _affinity_legend(axes: Axes, used: dict[int, _CpuUse]) -> None:
-    white = {"facecolor": "white", "edgecolor": GREY}
-    looks = {"bold: rank, small: CPU": white | {"linewidth": 0}}
-    if any(role.communicates for role in used.values()):
-        looks["communicates"] = white | {"hatch": "////"}
-    if any(not role.ranks for role in used.values()):
-        looks["free"] = white
-    if any(role.shared for role in used.values()):
-        looks["shared"] = white | {"edgecolor": "black", "linewidth": 2.2}
-    shapes.patches(axes, looks, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 0.0))
-
-
 def _affinity_words(nodes: dict[tuple[int, int], list[list[int]]], used: dict[int, _CpuUse]) -> str:
     """Say the map for those who cannot see it."""
     where = {cpu: node for node, cores in nodes.items() for core in cores for cpu in core}
@@ -273,19 +259,10 @@ def _affinity_words(nodes: dict[tuple[int, int], list[list[int]]], used: dict[in
         for what in said or ["Free"]:
             groups.setdefault((what, where[cpu]), []).append(cpu)
     described = [
-        f"{what} on socket {node[0]}, NUMA node {node[1]}: CPUs {_ranges(cpus)}."
+        f"{what} on socket {node[0]}, NUMA node {node[1]}: CPUs {format_cpus(sorted(cpus))}."
         for (what, node), cpus in sorted(groups.items())
     ]
     return "Map of a node. " + " ".join(described)
-
-
-def _ranges(cpus: Sequence[int]) -> str:
-    """Format logical CPUs as ranges, with a stride if that is shorter: 0-6:2."""
-    ordered = sorted(cpus)
-    strides = {after - before for before, after in pairwise(ordered)}
-    if len(ordered) > 3 and len(strides) == 1 and strides != {1}:
-        return f"{ordered[0]}-{ordered[-1]}:{strides.pop()}"
-    return format_cpus(ordered)
 
 
 # --- pipeline ---
@@ -298,7 +275,15 @@ def pipeline(
 ) -> Figure:
     """Draw schedules below each other, on one scale of time."""
     most = max(1 + max(cell.stage for cell in cells) for cells in panels.values())
-    drawn, grid = figure(len(panels), 1, 9.0, 0.42 * most + 0.95, _pipeline_words(panels))
+    described = []
+    for title, cells in panels.items():
+        rows: dict[int, list[str]] = {}
+        for cell in sorted(cells, key=lambda cell: cell.start_s):
+            rows.setdefault(cell.stage, []).append(f"{cell.kind[0]}{cell.microbatch}")
+        orders = [f"stage {stage}: {' '.join(row)}" for stage, row in sorted(rows.items())]
+        described.append(f"{title}: {'; '.join(orders)}.")
+    alt = "Schedules, f forward and b backward with the microbatch. " + " ".join(described)
+    drawn, grid = figure(len(panels), 1, 9.0, 0.42 * most + 0.95, alt)
     end = max(cell.end_s for cells in panels.values() for cell in cells) / unit_s
     for axes, cells in shapes.titled(grid, panels):
         for cell in cells:
@@ -311,8 +296,8 @@ def pipeline(
             number, wide = str(cell.microbatch), width > 0.018 * end
             if width > 0.007 * end * len(number):
                 middle(axes, number, start + width / 2, cell.stage, 8 if wide else 6)
-        rows = 1 + max(cell.stage for cell in cells)
-        shapes.named_rows(axes, [f"stage {stage}" for stage in range(rows)], 0.55)
+        stages = range(1 + max(cell.stage for cell in cells))
+        shapes.named_rows(axes, [f"stage {stage}" for stage in stages], 0.55)
         axes.set_xlim(0, end)
     grid[-1].set_xlabel(f"time ({unit})")
     kinds = {cell.kind for cells in panels.values() for cell in cells}
@@ -321,17 +306,6 @@ def pipeline(
     looks["waits"] = {"facecolor": "white", "edgecolor": GREY}
     shapes.patches(drawn, looks, ncols=len(looks), loc="outside upper center")
     return drawn
-
-
-def _pipeline_words(panels: Mapping[str, Sequence[Any]]) -> str:
-    described = []
-    for title, cells in panels.items():
-        rows: dict[int, list[str]] = {}
-        for cell in sorted(cells, key=lambda cell: cell.start_s):
-            rows.setdefault(cell.stage, []).append(f"{cell.kind[0]}{cell.microbatch}")
-        orders = [f"stage {stage}: {' '.join(row)}" for stage, row in sorted(rows.items())]
-        described.append(f"{title}: {'; '.join(orders)}.")
-    return "Schedules, f forward and b backward with the microbatch. " + " ".join(described)
 
 
 def layout_steps(predicted: Mapping[str, Sequence[float]], measured: Mapping[str, Any]) -> Figure:
@@ -424,10 +398,7 @@ def delays(
         curves: title -> delay -> accuracy after every fourth update; the third is drawn dashed.
         times: delay -> the first rate as a multiple of the delay's limit.
     """
-    ends = listed(curves, lambda each: listed(each, lambda curve: f"{np.mean(curve[-8:]):.2f}"))
-    drawn, (left, right) = figure(
-        columns=2, width=9, height=3.2, alt=f"Accuracy at the end. {ends}."
-    )
+    drawn, (left, right) = figure(columns=2, width=9, height=3.2)
     first, second, third = curves
     left.set_title(first, fontsize=10)
     right.set_title(f"{second}; dashed: {third}", fontsize=10)

@@ -30,7 +30,7 @@ def undivided_hours(
     counts = sorted(hours)
     speedup = np.array([rates[p] / rates[1] for p in counts])
     published = np.array([hours[p] for p in counts])
-    drawn, (left, right) = figure(columns=2, alt="Speed-up and hours, thesis, 1 to 32 GPUs.")
+    drawn, (left, right) = figure(columns=2)
     ideal, law = hours[1] / speedup, u + (hours[1] - u) / speedup
     left.plot(counts, hours[1] / ideal, "--", color=GREY, label="throughput")
     left.plot(counts, hours[1] / law, color=BLUE, label=f"{u:.1f} h not divided")
@@ -61,7 +61,7 @@ def step_parts(first: Mapping[str, Any], second: Mapping[str, Any]) -> Figure:
     base = min(whole["alone"], whole["slower"])
     heights = (base, whole["slower"] - base, whole["exchange"])
     names = ("one rank alone", "both at once, slower rank", "exchange")
-    drawn, (axes,) = figure(width=7, height=2.6, alt="Predicted parts and measured step.")
+    drawn, (axes,) = figure(width=7, height=2.6)
     left = 0.0
     for height, name, colour in zip(heights, names, (SKY, ORANGE, PURPLE), strict=True):
         axes.barh(1, height, left=left, color=colour, label=name)
@@ -81,7 +81,7 @@ def exchange_efficiency(
     exchanges: Mapping[str, Callable[[int], float]], compute_s: float, counts: Sequence[int]
 ) -> Figure:
     """Draw the efficiency against workers: nothing hidden, and hidden behind the backward pass."""
-    drawn, panels = figure(columns=2, height=3.8, alt="Efficiency of exchanges by GPUs.")
+    drawn, panels = figure(columns=2, height=3.8)
     for axes, overlap in zip(panels, (0.0, 1.0), strict=True):
         for (name, seconds), (colour, marker, line) in zip(
             exchanges.items(), _STYLES, strict=False
@@ -119,9 +119,9 @@ def predictions_of_one_count(
 
 def three_ways_to_wait(counts: Sequence[int], rates: Mapping[str, Sequence[float]]) -> Figure:
     """Draw gradients per second and worker against workers, by what a step waits for."""
-    drawn, (axes,) = figure(width=6.5, alt="Gradients per second and worker, three ways to wait.")
+    drawn, (axes,) = figure(width=6.5)
     for (name, values), (colour, marker, line) in zip(rates.items(), _STYLES, strict=False):
-        axes.plot(counts, values, marker + line, color=colour)
+        axes.plot(counts, values, marker + line, color=colour, label=name)
         axes.annotate(f"   {name}", (counts[-1], values[-1]), color=colour, va="center", fontsize=9)
     log_counts(axes, counts, "workers")
     axes.set(ylabel="gradients per second and worker", ylim=(0, 1.05), xlim=(None, counts[-1] * 4))
@@ -136,7 +136,7 @@ def checkpoint_interval(
     tau = np.geomspace(min(extra) / 2, max(extra) * 2, 100)
     growth = np.expm1((tau + save_s) / between_s) * between_s * np.exp(restart_s / between_s)
     young = np.sqrt(2 * save_s * between_s)
-    drawn, (axes,) = figure(width=6.5, alt="Extra time against the interval of checkpoints.")
+    drawn, (axes,) = figure(width=6.5)
     axes.plot(tau / 60, 100 * (growth / tau - 1), color=BLUE, label="expected, exact")
     sum_of_two = 100 * (save_s / tau + tau / 2 / between_s)
     axes.plot(tau / 60, sum_of_two, "--", color=GREY, label="C/τ + τ/2M")

@@ -14,7 +14,6 @@ from dlcourse.pictures.shapes import AMBER, BESIDE, PAPER, PLAIN, YELLOW, arrow,
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -38,7 +37,23 @@ def epoch_times(panels: Mapping[str, Points], x: str = "nodes", wanted_s: float 
     least = min([*slowest, wanted_s or slowest[0]]) / 8
     drawing, grid = figure(columns=len(panels), width=min(10.5, 2.2 + 4.0 * len(panels)), alt=alt)
     for axes, points in titled(grid, panels):
-        _draw(axes, points, least)
+        places = [place for place, _ in points]
+        slowest = [max(parts.values()) for _, parts in points]
+        axes.set(xscale="log", yscale="log")
+        axes.fill_between(places, slowest, [sum(p.values()) for _, p in points], color="#e4e4e4")
+        for name in points[0][1]:
+            course = [parts[name] for _, parts in points]
+            colour, line = _LINES.get(name, (GREY, "-"))
+            if max(course) > least:
+                axes.plot(places, course, color=colour, linestyle=line, linewidth=1.1, label=name)
+        for (part, begin, end), after in itertools.zip_longest(limits(points), limits(points)[1:]):
+            # up to the first point of the next part, so that the thick line has no gaps
+            last = after[1] if after else end
+            run = [(x, y) for x, y in zip(places, slowest, strict=True) if begin <= x <= last]
+            colour = _LINES.get(part, (GREY, "-"))[0]
+            axes.plot(*zip(*run, strict=True), color=colour, linewidth=3.4, solid_capstyle="butt")
+            right, up, side = (5, 3, "left") if run[0][1] > 1.5 * run[-1][1] else (0, 5, "center")
+            shapes.note(axes, part, run[len(run) // 2], right, up, ha=side)
         if wanted_s > 0:
             line = {"color": "black", "linewidth": 0.9, "linestyle": (0, (6, 3))}
             axes.axhline(wanted_s, label="wanted", **line)
@@ -64,26 +79,6 @@ def _told(points: Points, x: str) -> str:
     )
     course = f"{ends[0]:.3g} s at {points[0][0]:g}, {ends[1]:.3g} s at {points[-1][0]:g}"
     return f"{course}; limited by {runs}"
-
-
-def _draw(axes: Axes, points: Points, least_s: float) -> None:
-    places = [place for place, _ in points]
-    slowest = [max(parts.values()) for _, parts in points]
-    axes.set(xscale="log", yscale="log")
-    axes.fill_between(places, slowest, [sum(p.values()) for _, p in points], color="#e4e4e4")
-    for name in points[0][1]:
-        course = [parts[name] for _, parts in points]
-        colour, line = _LINES.get(name, (GREY, "-"))
-        if max(course) > least_s:
-            axes.plot(places, course, color=colour, linestyle=line, linewidth=1.1, label=name)
-    for (part, begin, end), after in itertools.zip_longest(limits(points), limits(points)[1:]):
-        # up to the first point of the next part, so that the thick line has no gaps
-        last = after[1] if after else end
-        run = [(x, y) for x, y in zip(places, slowest, strict=True) if begin <= x <= last]
-        colour = _LINES.get(part, (GREY, "-"))[0]
-        axes.plot(*zip(*run, strict=True), color=colour, linewidth=3.4, solid_capstyle="butt")
-        x, y, side = (5, 3, "left") if run[0][1] > 1.5 * run[-1][1] else (0, 5, "center")
-        shapes.note(axes, part, run[len(run) // 2], x, y, ha=side)
 
 
 # --- parallel file systems ---
@@ -128,7 +123,12 @@ def striping(panels: Mapping[str, Sequence[tuple[int, int]]]) -> Figure:
     Args:
         panels: title -> for each file its number of stripes and its stripe count.
     """
-    laid = {title: _laid(files, 4) for title, files in panels.items()}
+    laid: dict[str, list[list[str]]] = {title: [[] for _ in range(4)] for title in panels}
+    for title, files in panels.items():
+        for number, (stripes, count) in enumerate(files):
+            for stripe in range(stripes):
+                name = f"{chr(ord('a') + number)}{stripe}"
+                laid[title][(number + stripe % count) % 4].append(name)
     highest = max(len(column) for columns in laid.values() for column in columns)
     described = listed(
         laid,
@@ -144,15 +144,6 @@ def striping(panels: Mapping[str, Sequence[tuple[int, int]]]) -> Figure:
                 fill = _FILLS[(ord(stripe[0]) - ord("a")) % len(_FILLS)]
                 box(axes, target, height, stripe, fill, 0.9, 0.8)
     return drawn
-
-
-def _laid(files: Sequence[tuple[int, int]], targets: int) -> list[list[str]]:
-    columns: list[list[str]] = [[] for _ in range(targets)]
-    for number, (stripes, count) in enumerate(files):
-        for stripe in range(stripes):
-            name = f"{chr(ord('a') + number)}{stripe}"
-            columns[(number + stripe % count) % targets].append(name)
-    return columns
 
 
 # --- files ---
@@ -323,7 +314,5 @@ def reading_speeds(speeds: Sequence[Any]) -> Figure:
         axes.set_xlabel("MB/s of samples")
     for axes in axes_of[len(panels) :]:
         axes.set_visible(False)
-    labelled = dict(zip(*reversed(axes_of[0].get_legend_handles_labels()), strict=True))
-    place = {"loc": "outside lower center", "ncols": 2, "frameon": False, "fontsize": 8}
-    drawn.legend(labelled.values(), labelled.keys(), **place)
+    drawn.legend(**shapes.once(axes_of[0]), **PLAIN, loc="outside lower center", ncols=2)
     return drawn

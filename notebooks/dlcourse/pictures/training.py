@@ -36,7 +36,15 @@ def descent(panels: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> Figure:
     wide = max(3.2, 9.5 / len(panels))
     drawn, grid = figure(1, len(panels), wide * len(panels), min(3.8, wide), alt)
     for axes, (landscape, paths) in titled(grid, panels, fontsize=12):
-        _contours(axes, landscape)
+        left, right, low, high = landscape.view
+        x, y = np.meshgrid(np.linspace(left, right, 160), np.linspace(low, high, 160))
+        loss = landscape.loss(x, y)
+        # As much area between any two contours: the bottom of a valley has its own.
+        levels = np.unique(np.quantile(loss, np.linspace(0, 1, 14)))
+        axes.contourf(x, y, loss, levels, cmap="Greys_r", alpha=0.35)
+        axes.contour(x, y, loss, levels, colors="#888888", linewidths=0.5)
+        axes.set(xlim=(left, right), ylim=(low, high))
+        axes.grid(visible=False)
         for number, (name, points, look, marker) in enumerate(series(paths)):
             points = np.asarray(points, float)
             # a short first path is not hidden by the others
@@ -49,18 +57,6 @@ def descent(panels: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> Figure:
         axes.set(xlabel="weight x", ylabel="weight y")
         axes.legend(framealpha=0.85, fontsize=7, loc="lower left")
     return drawn
-
-
-def _contours(axes: Axes, landscape: Any) -> None:
-    left, right, low, high = landscape.view
-    x, y = np.meshgrid(np.linspace(left, right, 160), np.linspace(low, high, 160))
-    loss = landscape.loss(x, y)
-    # As much area between any two contours: the bottom of a valley has its own.
-    levels = np.unique(np.quantile(loss, np.linspace(0, 1, 14)))
-    axes.contourf(x, y, loss, levels, cmap="Greys_r", alpha=0.35)
-    axes.contour(x, y, loss, levels, colors="#888888", linewidths=0.5)
-    axes.set(xlim=(left, right), ylim=(low, high))
-    axes.grid(visible=False)
 
 
 def loss_curves(
@@ -101,12 +97,7 @@ def edge(losses: Mapping[str, Any], units: Mapping[str, Any], along: Mapping[str
     """
     panels = {"Loss": losses, "Rate x L / 2": units}
     panels["Rate x curvature along the gradient / 2"] = along
-    ends = "; ".join(
-        f"{name} from {units[name][1][0]:.1f} to {units[name][1][-1]:.1f}, along the gradient at "
-        f"most {np.max(along[name][1]):.1f}" for name in units
-    )  # fmt: skip
-    alt = f"{', '.join(panels)} against the step: {ends}."
-    drawn, grid = figure(columns=3, width=11.5, alt=alt)
+    drawn, grid = figure(columns=3, width=11.5)
     for axes, curves in titled(grid, panels):
         for name, (steps, values), look, _ in series(curves):
             axes.plot(steps, values, linewidth=1.2, label=name, **look)
@@ -455,25 +446,24 @@ def search_scores(trials: Sequence[Any], best: Any, label: str) -> Figure:
             axes.plot(places, [0.985] * len(places), "x", **look)
         look = {"color": "black", "fillstyle": "none", "markersize": 13, "label": "best"}
         axes.plot([best.parameters[name]], [best.score], "o", **look)
-        _search_scale(axes, [trial.parameters[name] for trial in trials])
+        values = [trial.parameters[name] for trial in trials]
+        numbers = all(isinstance(value, int | float) for value in values)
+        if numbers and min(values) > 0 and max(values) >= 30 * min(values):
+            axes.set_xscale("log")
+        elif (
+            numbers and len(set(values)) < 8 and all(math.log2(value) % 1 == 0 for value in values)
+        ):
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(sorted(set(values)), [str(value) for value in sorted(set(values))])
+            axes.minorticks_off()
+        elif all(isinstance(value, int) for value in values):
+            axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel(name)
         axes.set_title(f"{label} over {name}", fontsize=9)
     panels[0].set_ylabel(label)
     place = {"loc": "outside upper center", "ncols": len(lengths) + 2}
     drawn.legend(*panels[0].get_legend_handles_labels(), **PLAIN, **place)
     return drawn
-
-
-def _search_scale(axes: Axes, values: Sequence[Any]) -> None:
-    numbers = all(isinstance(value, int | float) for value in values)
-    if numbers and min(values) > 0 and max(values) >= 30 * min(values):
-        axes.set_xscale("log")
-    elif numbers and len(set(values)) < 8 and all(math.log2(value) % 1 == 0 for value in values):
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sorted(set(values)), [str(value) for value in sorted(set(values))])
-        axes.minorticks_off()
-    elif all(isinstance(value, int) for value in values):
-        axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def rank_bars(
