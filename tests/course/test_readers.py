@@ -15,7 +15,6 @@ from dlcourse.usecases.chest_xray import phantoms
 from dlcourse.usecases.imagenet import data as imagenet
 from dlcourse.usecases.video import data as kitti
 from dlguide.data import verification
-from dlguide.data.input_pipeline import CentreCrop, Pipeline
 from dlguide.errors import DataError, MissingComponentError
 
 TABLE, TRAIN = "Data_Entry_2017.csv", "train_val_list.txt"
@@ -51,30 +50,6 @@ def test_imagenet_is_read_back(split, pictures, made):
     for pixels, original in zip(found, by_class, strict=True):
         decoded = np.asarray(Image.open(io.BytesIO(original.encoded())))
         assert np.array_equal(pixels, decoded)
-
-
-def test_shards_give_the_same_samples_to_any_number_of_readers(tmp_path):
-    # 500 classes, so that new ones come while others are looked up
-    records = [(number * 7 % 500, RECORDS[number % 9][1]) for number in range(1500)]
-    shards = imagenet.read_shards(write_shards(tmp_path / "shards", "train", records, 4))
-    order = [number for shard in range(4) for number in range(shard, len(records), 4)]
-    assert [int(shards.read(np.array([k]))[1][0]) for k in range(len(shards))] == [
-        records[number][0] for number in order
-    ]
-    assert shards.read(np.arange(len(shards)))[0] == [records[number][1] for number in order]
-    batches = {}
-    for readers in (1, 2, 4, 8):
-        shards = imagenet.read_shards(tmp_path / "shards")
-        pipeline = Pipeline(
-            shards, 50, readers=readers, threads=2, augment=(CentreCrop(16, 16, 18),)
-        )
-        batches[readers] = [tuple(map(np.asarray, batch)) for batch in pipeline.epoch(0)]
-    for readers in (2, 4, 8):
-        for (images, labels), (same_images, same_labels) in zip(
-            batches[1], batches[readers], strict=True
-        ):
-            np.testing.assert_array_equal(labels, same_labels)
-            np.testing.assert_array_equal(images, same_images)
 
 
 def test_images_lie_in_numbered_folders_and_are_found_there(made):

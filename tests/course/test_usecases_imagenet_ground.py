@@ -40,7 +40,7 @@ def test_momentum_of_the_averages_is_how_much_a_step_keeps():
 def test_real_pictures_come_through_the_pipelines_as_the_guide_prepares_them(tmp_path):
     train, val = (synthetic.images(3, 24, count, seed) for count, seed in ((12, 0), (6, 1)))
     found = case.find(write_folders(tmp_path / "folders", train, val), subset=True)
-    recipe = case.recipe_for(replace(case.SMALL, batch_per_worker=4), found)
+    recipe = case.recipe_for(replace(case.SMALL, batch_per_worker=4), *found)
     train, test = case.pipelines(recipe, found)
     images, labels = (np.asarray(part) for part in next(iter(train.epoch(0))))
     assert images.shape == (4, 20, 20, 3)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from IPython.display import HTML
+from dlcourse.pictures.frameworks import Table, table
 
 HEADS = ("what", "the guide found", "source", "we found", "why they differ")
 
@@ -29,11 +28,7 @@ class Finding(NamedTuple):
     why: str
 
 
-def findings_table(findings: Sequence[Finding]) -> HTML:
+def findings_table(findings: Sequence[Finding]) -> Table:
     """Return findings as a table, for the last line of a notebook's cell."""
-    rows = [
-        "".join(f'<{tag} style="text-align: left; vertical-align: top">{text}</{tag}>'
-                for text in map(html.escape, row))
-        for tag, row in (("th", HEADS), *(("td", finding) for finding in findings))
-    ]  # fmt: skip
-    return HTML(f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>")
+    rows = [dict(zip(HEADS, finding, strict=True)) for finding in findings]
+    return table(rows, title="What the guide found, and what we found")

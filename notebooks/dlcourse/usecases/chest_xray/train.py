@@ -8,10 +8,9 @@ calls of `dlguide.training.fit` with this loss.
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -136,12 +135,26 @@ def train(
 
     import tensorflow as tf
 
-    with _folder(checkpoint, comm) as saved, tf.device(devices.require_device(place.device)):
+    with comm.agree_or_raise():
+        scratch = nullcontext("")  # what is saved without `checkpoint`, on rank 0
+        if checkpoint is None and comm.rank == 0:
+            scratch = tempfile.TemporaryDirectory(
+                prefix="dlguide-chest-", ignore_cleanup_errors=True
+            )
+    with scratch as made, tf.device(devices.require_device(place.device)):
+        saved = Path(checkpoint or comm.allgather(made)[0])
         build = partial(nets.build, net, size, seed=seed, dtype=dtype)
         model, origin, pretrained, first = build(), None, None, None
         highest = learning_rate or rate
         if pretrains:
-            before = _archive(ARCHIVE if archive is None else archive, saved, size, comm)
+            given = ARCHIVE if archive is None else archive
+            drawn = isinstance(given, int)
+            path = saved / f"archive-{given}-{size}" if drawn else Path(given)
+            with comm.agree_or_raise():
+                if drawn and comm.rank == 0 and not path.is_dir():
+                    data.make_archive(path, given, size, 0)
+            with comm.agree_or_raise():
+                before = data.read_archive(path)
             schedule = pretraining_schedule(rate, pretrain_epochs)
             pretrained = fitted(build(outputs=len(data.ARCHIVE_LABELS)), before, "pretraining",
                                 schedule, keep=pretrain_epochs)  # fmt: skip
@@ -171,32 +184,6 @@ def train(
         model.name, found.name, origin, highest if first is None else first,
         class_weights(found.train.labels), pretrained, tuned, judged,
     )  # fmt: skip
-
-
-@contextmanager
-def _folder(given: str | os.PathLike | None, comm: Communicator) -> Iterator[Path]:
-    """Yield the folder of the checkpoints; without one, a temporary one of rank 0."""
-    made = ""
-    with comm.agree_or_raise():
-        if given is None and comm.rank == 0:
-            made = tempfile.mkdtemp(prefix="dlguide-chest-")
-    try:
-        yield Path(given or comm.allgather(made)[0])
-    finally:
-        if made:
-            shutil.rmtree(made, ignore_errors=True)
-
-
-def _archive(
-    given: int | str | os.PathLike, folder: Path, size: int, comm: Communicator
-) -> data.Split:
-    """Read the archive to pre-train with; rank 0 draws one of so many phantoms."""
-    path = folder / f"archive-{given}-{size}" if isinstance(given, int) else Path(given)
-    with comm.agree_or_raise():
-        if isinstance(given, int) and comm.rank == 0 and not path.is_dir():
-            data.make_archive(path, given, size, 0)
-    with comm.agree_or_raise():
-        return data.read_archive(path)
 
 
 def optimizer(learning_rate: Any, head_times: float = 1.0) -> keras.Optimizer:

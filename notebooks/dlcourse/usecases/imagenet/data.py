@@ -1,4 +1,4 @@
-"""The pictures: made up, or ImageNet as class folders or TFRecord shards.
+"""The pictures: made up, or ImageNet as class folders; TFRecord shards can be verified.
 
 Folders are `train/n01440764/n01440764_10026.JPEG` and `val` alike; classes are numbered in the
 order of their names. Real files are not all what they are called: some are grey, some CMYK, one is
@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import os
 import re
-import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,7 @@ from dlguide.data.datasets import Dataset
 from dlguide.data.formats.dataset import Damage, DamageError, crc32c
 from dlguide.data.formats.records import AGAIN, FRAMINGS, declared_nbytes
 from dlguide.data.formats.sample import MalformedError, features
-from dlguide.data.input_pipeline import Pipeline, Source
-from dlguide.data.input_pipeline.sources import requests
+from dlguide.data.input_pipeline import Pipeline
 from dlguide.errors import DataError, MissingComponentError
 
 SPLITS = ("train", "val")
@@ -40,35 +38,22 @@ ORIGIN = (
     "image-net.org gives it out after registration: ILSVRC2012_img_train.tar, "
     "ILSVRC2012_img_val.tar; dlcourse.synthetic makes pictures without a network."
 )
-_FRAMING = FRAMINGS["tfrecord"]
-_BEFORE, _AFTER = _FRAMING.before_nbytes, _FRAMING.after_nbytes
-_ROW = np.dtype([("file", "<u4"), ("offset", "<u8"), ("nbytes", "<u8"), ("check", "<u4")])
 
 
-@dataclass(frozen=True, eq=False)
-class Found:
-    """ImageNet, or a part of it; `classes` is the number of values a label can have."""
-
-    train: ImageFiles
-    test: ImageFiles
-    classes: int
-
-
-def find(real: str | os.PathLike, subset: bool = False) -> Found:
-    """Find ImageNet's class folders, and check that they are complete; reads no picture.
+def find(real: str | os.PathLike, subset: bool = False) -> tuple[ImageFiles, ImageFiles]:
+    """Find the class folders to train and to test with, and check that they are complete.
 
     With `subset` a part of ImageNet is accepted, with the classes that are there.
     """
     train, test = (read(real, split) for split in SPLITS)
-    found = Found(train, test, train.files[-1][1] + 1)
-    counts = (found.classes, len(train), len(test))
+    counts = (train.files[-1][1] + 1, len(train), len(test))
     for (what, whole), count in zip(PUBLISHED.items(), counts, strict=True):
         if count != whole and not subset:
             raise DataError(
                 f"{real}: looked for {whole} {what}, found {count}. Finish the download, or use "
                 "`subset=True` if this is meant to be a part of ImageNet."
             )
-    return found
+    return train, test
 
 
 def read(folder: str | os.PathLike, split: str = "train") -> ImageFiles:
@@ -99,79 +84,65 @@ def read(folder: str | os.PathLike, split: str = "train") -> ImageFiles:
     return ImageFiles(files)
 
 
-class Shards(Source):
-    """The pictures of a split in TFRecord shards; an index decodes one.
+class Shards(Sequence):
+    """The pictures of a split in TFRecord shards; an index reads, checks and decodes one."""
 
-    Each record is checked when it is read. `table` has its file, first byte, length and checksum.
-    """
-
-    def __init__(self, split: str, paths: list[Path], table: np.ndarray) -> None:
-        self.name, self.count = f"ImageNet ({split})", len(table)
-        self.paths, self.table = paths, table
-        self._synsets: dict[int, str] = {}
-        self._labels: dict[str, int] = {}
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.rows: list[tuple[Path, int, int]] = []  # file, first byte and length of each record
+        self._classes: dict[Any, Any] = {}  # label -> synset, and back, as they were first met
+        framing = FRAMINGS["tfrecord"]
+        for path in paths:
+            contents, at = path.stat().st_size, 0
+            with path.open("rb") as file:
+                while at < contents:
+                    file.seek(at)
+                    head, number = file.read(framing.before_nbytes), len(self.rows)
+                    nbytes = declared_nbytes(framing, head, contents - at, path, number, at)
+                    self.rows.append((path, at, nbytes))
+                    at += framing.before_nbytes + nbytes + framing.after_nbytes
 
     def __len__(self) -> int:
-        return self.count
+        return len(self.rows)
 
     def __getitem__(self, number: int) -> np.ndarray:
-        encoded, _ = self._record(number)
-        path = self.paths[self.table[number]["file"]]
-        return decode_image(encoded, "RGB", f"{path}: record {number}")
+        path, offset, nbytes = self.rows[number]
 
-    def read(self, numbers: np.ndarray, throttle: Any = None) -> tuple[Any, np.ndarray]:
-        records = [self._record(number) for number in numbers.tolist()]
-        if throttle is not None:
-            for encoded, _ in records:
-                throttle.take(1, requests(len(encoded)), len(encoded))
-        return [encoded for encoded, _ in records], np.array([one for _, one in records], np.int32)
+        def damaged(what: str) -> DamageError:
+            return DamageError(Damage(str(path), what, number, offset), AGAIN)
 
-    def damaged(self, number: int, what: str) -> DamageError:
-        file, offset, *_ = self.table[number].tolist()
-        return DamageError(Damage(str(self.paths[file]), what, number, offset - _BEFORE), AGAIN)
-
-    def checksum(self) -> int:
-        names = " ".join(path.name for path in self.paths)
-        return zlib.crc32(self.table.tobytes(), zlib.crc32(names.encode()))
-
-    def _record(self, number: int) -> tuple[bytes, int]:
-        """Read a record; return the JPEG and the label from 0."""
-        file, offset, nbytes, check = self.table[number].tolist()
+        framing = FRAMINGS["tfrecord"]
         try:
-            with self.paths[file].open("rb", 0) as opened:
-                contents = os.pread(opened.fileno(), nbytes, offset)
+            with path.open("rb") as file:
+                file.seek(offset + framing.before_nbytes)
+                contents, after = file.read(nbytes), file.read(framing.after_nbytes)
         except OSError as error:
-            raise self.damaged(number, f"cannot be read: {error.strerror}") from error
-        after = _FRAMING.frame(nbytes, crc32c(contents))[1]
-        if len(contents) != nbytes or after != check.to_bytes(_AFTER, "little"):
-            raise self.damaged(number, "its bytes do not fit their checksum")
+            raise damaged(f"cannot be read: {error.strerror}") from error
+        if len(contents) != nbytes or after != framing.frame(nbytes, crc32c(contents))[1]:
+            raise damaged("its bytes do not fit their checksum")
         try:
             found = features(contents)
         except MalformedError as error:
-            raise self.damaged(number, str(error)) from error
+            raise damaged(str(error)) from error
         values = []
         for name, kind in (("encoded", bytes), ("class/label", int), ("class/synset", bytes)):
             value = found.get(f"image/{name}", [])
             if len(value) != 1 or not isinstance(value[0], kind):
-                raise self.damaged(number, f"its feature image/{name} is not one {kind.__name__}")
+                raise damaged(f"its feature image/{name} is not one {kind.__name__}")
             values.append(value[0])
         encoded, label, synset = values[0], values[1], values[2].decode(errors="replace")
         if not 1 <= label <= PUBLISHED["classes"]:
-            raise self.damaged(number, f"label {label} must be 1 to {PUBLISHED['classes']}")
-        # Several threads are here at once. Looking first, a wrong record leaves nothing behind.
-        known = self._synsets.get(label, synset), self._labels.get(synset, label)
-        if known == (synset, label):
-            known = self._synsets.setdefault(label, synset), self._labels.setdefault(synset, label)
+            raise damaged(f"label {label} must be 1 to {PUBLISHED['classes']}")
+        # looked up first: a wrong record leaves nothing behind
+        known = self._classes.get(label, synset), self._classes.get(synset, label)
         if known != (synset, label):
             elsewhere = f"it is {known[0]}" if known[0] != synset else f"{synset} is {known[1]}"
-            raise self.damaged(number, f"label {label} is {synset} here; elsewhere {elsewhere}")
-        return encoded, label - 1
+            raise damaged(f"label {label} is {synset} here; elsewhere {elsewhere}")
+        self._classes |= {label: synset, synset: label}
+        return decode_image(encoded, "RGB", f"{path}: record {number}")
 
 
 def read_shards(folder: str | os.PathLike, split: str = "train") -> Shards:
-    """Find the shards of a split, "train" or "validation", and where each record is in them.
-
-    Reads what is around the records (16 bytes each), not the pictures.
+    """Find the shards of a split, "train" or "validation"; reads what is around the records.
 
     Raises:
         MissingComponentError: when there are no shards of this split.
@@ -186,28 +157,7 @@ def read_shards(folder: str | os.PathLike, split: str = "train") -> Shards:
     if wrong:
         what = f"is {'missing among' if wrong in wanted else 'none of'} {count} shards"
         raise DamageError(Damage(str(Path(folder) / wrong), what), AGAIN)
-    rows: list[tuple[int, ...]] = []
-    for file, path in enumerate(paths):
-        rows += [(file, *row) for row in _rows(path, len(rows))]
-    return Shards(split, paths, np.array(rows, _ROW))
-
-
-def _rows(path: Path, number: int) -> Iterator[tuple[int, int, int]]:
-    """Go from header to header, all checked; yield first byte, length and checksum of records."""
-    try:
-        with path.open("rb", 0) as file:
-            size, at = os.fstat(file.fileno()).st_size, 0
-            head = os.pread(file.fileno(), _BEFORE, 0)
-            while at < size:
-                nbytes = declared_nbytes(_FRAMING, head, size - at, path, number, at)
-                # the record's checksum and the next header, in one request
-                following = os.pread(file.fileno(), _AFTER + _BEFORE, at + _BEFORE + nbytes)
-                yield at + _BEFORE, nbytes, int.from_bytes(following[:_AFTER], "little")
-                number += 1
-                at += _BEFORE + nbytes + _AFTER
-                head = following[_AFTER:]
-    except OSError as error:
-        raise DamageError(Damage(str(path), f"cannot be read: {error.strerror}"), AGAIN) from error
+    return Shards(paths)
 
 
 # For `dlguide data verify`.
@@ -222,10 +172,10 @@ IMAGENET_SHARDS = Layout(
 )  # fmt: skip
 
 
-def recipe_for(recipe: TrainingRecipe, found: Found) -> TrainingRecipe:
+def recipe_for(recipe: TrainingRecipe, train: ImageFiles, test: ImageFiles) -> TrainingRecipe:
     """Return the recipe with the counts of the data."""
-    counts = {"samples": len(found.train), "test_samples": len(found.test)}
-    return replace(recipe, classes=found.classes, stored=0, tested=None, **counts)
+    counts = {"samples": len(train), "test_samples": len(test), "classes": train.files[-1][1] + 1}
+    return replace(recipe, stored=0, tested=None, **counts)
 
 
 def augmentation(recipe: TrainingRecipe) -> tuple[input_pipeline.Operation, ...]:
@@ -257,7 +207,7 @@ def pictures(recipe: TrainingRecipe, seed: int) -> Dataset:
 
 
 def pipelines(
-    recipe: TrainingRecipe, data: Dataset | Found, threads: int = 1
+    recipe: TrainingRecipe, data: Dataset | tuple[ImageFiles, ImageFiles], threads: int = 1
 ) -> tuple[Pipeline, Pipeline]:
     """Build the pipelines of training and test; the test's has nothing random."""
     options: dict[str, Any] = {"augment": augmentation(recipe), "threads": threads, "channels": 3}
@@ -266,5 +216,5 @@ def pipelines(
         train, test = Pipeline(data, batch, **options), Pipeline(data, few, part="test", **options)
     else:
         options |= {"name": "ImageNet", "readers": 4}
-        train, test = Pipeline(data.train, batch, **options), Pipeline(data.test, few, **options)
+        train, test = Pipeline(data[0], batch, **options), Pipeline(data[1], few, **options)
     return train, test.without_augmentation()

@@ -93,11 +93,6 @@ class TrainingRecipe:
         return self.workers * self.batch_per_worker
 
     @property
-    def shared_epochs(self) -> int:
-        """Whole epochs before the two branches."""
-        return int(self.collapse_at)
-
-    @property
     def paid(self) -> float:
         """Epochs that are computed for both branches, as in the guide."""
         return self.epochs + self.collapse

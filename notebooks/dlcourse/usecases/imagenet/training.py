@@ -83,13 +83,13 @@ def train(
             images, threads = data.pictures(recipe, seed), 1  # in memory
         else:
             images, threads = data.find(real, subset), len(os.sched_getaffinity(0))
-            recipe = data.recipe_for(recipe, images)
+            recipe = data.recipe_for(recipe, *images)
         train_data, test_data = data.pipelines(recipe, images, threads)
     run = TrainingRun(
         recipe, train_data, test_data, comm, Path(checkpoint), seed, place.device, dtype,
         save_every=SAVE_EVERY if real else None,
     )  # fmt: skip
-    shared, _ = run.fit("shared", recipe.part_1(recipe.shared_epochs))
+    shared, _ = run.fit("shared", recipe.part_1(int(recipe.collapse_at)))
     line, first = run.branch("line", recipe.part_1())
     collapsed, _ = run.branch("collapsed", recipe.part_2(), first)
     single = tuple(

@@ -64,17 +64,53 @@ def generator(
     make = _maker("video_generator", seed, dtype)
     shape = (frames, size, size, 3)
     past, guess = (keras.Input(shape, dtype=dtype, name=name) for name in ("past", "guess"))
+    relu = {"padding": "same", "activation": "relu"}
+
+    def blocks_of(kind: type[keras.Layer], x: Any, rows: int, width: int) -> Any:
+        for number in range(blocks):
+            name = f"block{rows}_{number}"
+            change = make(kind, x, width, 3, name=name, **relu)
+            x = make(keras.layers.Add, [x, change], name=f"{name}_add")
+        return x
+
+    def coarsest(x: Any, rows: int) -> Any:
+        """Correct the coarsest frames: time lies in the channels."""
+        x = make(keras.layers.Conv2D, x, filters, 3, name=f"in{rows}", **relu)
+        return blocks_of(keras.layers.Conv2D, x, rows, filters)
+
+    def along_time(x: Any, rows: int) -> Any:
+        """Correct the coarsest frames: time is a separate axis."""
+        thin = max(1, filters // 3)
+        x = make(keras.layers.Reshape, x[..., : 6 * frames], (rows, rows, 2, frames, 3))
+        # past and guess of one number side by side, as channels
+        x = make(keras.layers.Permute, x, (4, 1, 2, 3, 5))
+        x = make(keras.layers.Reshape, x, (frames, rows, rows, 6))
+        x = make(keras.layers.Conv3D, x, thin, 3, name=f"in{rows}", **relu)
+        # what all frames know of each other, to each frame
+        x = _flat(make, blocks_of(keras.layers.Conv3D, x, rows, thin))
+        return make(keras.layers.Conv2D, x, filters, 3, name=f"all{rows}", **relu)
+
+    def finer_part(x: Any, rows: int) -> Any:
+        """Correct finer frames: blocks on half the map, edges from the whole one."""
+        edges = make(keras.layers.Conv2D, x, EDGES, 3, name=f"in{rows}", **relu)
+        x = make(keras.layers.Conv2D, x, filters, 4, 2, name=f"down{rows}", **relu)
+        x = blocks_of(keras.layers.Conv2D, x, rows, filters)
+        x = make(keras.layers.Conv2DTranspose, x, EDGES, 4, 2, name=f"up{rows}", **relu)
+        return make(keras.layers.Concatenate, [edges, x])
+
     outputs, correction = [], None
     whole = [_flat(make, each) for each in (past, guess)]
     for rows in resolutions(size):
-        seen, now = (_coarser(make, each, size // rows) for each in whole)
+        by = size // rows
+        seen, now = (x if by == 1 else make(keras.layers.AveragePooling2D, x, by) for x in whole)
         base = now
         if correction is not None:
             finer = make(keras.layers.UpSampling2D, correction, 2, interpolation="bilinear")
             base = make(keras.layers.Add, [now, finer])
         x = make(keras.layers.Concatenate, [seen, base, _places(base)])
-        part = _edge_part if rows > COARSEST else _volume_part if volume else _coarsest_part
-        change = part(make, x, rows, filters, blocks, frames)
+        part = finer_part if rows > COARSEST else along_time if volume else coarsest
+        start = {"kernel_initializer": "zeros", "padding": "same", "name": f"change{rows}"}
+        change = make(keras.layers.Conv2D, part(x, rows), 3 * frames, 3, **start)
         corrected = make(keras.layers.Add, [base, change])
         correction = make(keras.layers.Subtract, [corrected, now])
         x = make(keras.layers.Reshape, corrected, (rows, rows, frames, 3))
@@ -172,12 +208,6 @@ def _maker(name: str, seed: int, dtype: str) -> SeededLayers:
     return SeededLayers(name, seed, dtype, seed, start="HeNormal")
 
 
-def _coarser(make: SeededLayers, x: Any, by: int) -> Any:
-    import keras
-
-    return x if by == 1 else make(keras.layers.AveragePooling2D, x, by)
-
-
 def _flat(make: SeededLayers, x: Any) -> Any:
     """Put frames behind each other: (frames, s, s, 3) becomes (s, s, frames * 3)."""
     import keras
@@ -185,13 +215,6 @@ def _flat(make: SeededLayers, x: Any) -> Any:
     frames, rows, columns, channels = x.shape[1:]
     x = make(keras.layers.Permute, x, (2, 3, 1, 4))
     return make(keras.layers.Reshape, x, (rows, columns, frames * channels))
-
-
-def _block(make: SeededLayers, kind: type[keras.Layer], x: Any, filters: int, name: str) -> Any:
-    import keras
-
-    change = make(kind, x, filters, 3, padding="same", activation="relu", name=name)
-    return make(keras.layers.Add, [x, change], name=f"{name}_add")
 
 
 def _places(x: Any) -> Any:
@@ -202,61 +225,3 @@ def _places(x: Any) -> Any:
     rows, columns = (np.linspace(-0.5, 0.5, count) for count in x.shape[1:3])
     grid = np.stack(np.meshgrid(rows, columns, indexing="ij"), -1).astype(x.dtype)
     return keras.ops.ones_like(x[..., :2]) * grid
-
-
-def _coarsest_part(
-    make: SeededLayers, x: Any, rows: int, filters: int, blocks: int, frames: int
-) -> Any:
-    """Correct the coarsest frames: time lies in the channels."""
-    import keras
-
-    x = make(
-        keras.layers.Conv2D, x, filters, 3, padding="same", activation="relu", name=f"in{rows}"
-    )
-    for number in range(blocks):
-        x = _block(make, keras.layers.Conv2D, x, filters, f"block{rows}_{number}")
-    return _zero(make, x, 3 * frames, f"change{rows}")
-
-
-def _volume_part(
-    make: SeededLayers, x: Any, rows: int, filters: int, blocks: int, frames: int
-) -> Any:
-    """Correct the coarsest frames: time is a separate axis."""
-    import keras
-
-    thin = max(1, filters // 3)
-    x = make(keras.layers.Reshape, x[..., : 6 * frames], (rows, rows, 2, frames, 3))
-    # past and guess of one number side by side, as channels
-    x = make(keras.layers.Permute, x, (4, 1, 2, 3, 5))
-    x = make(keras.layers.Reshape, x, (frames, rows, rows, 6))
-    relu = {"padding": "same", "activation": "relu"}
-    x = make(keras.layers.Conv3D, x, thin, 3, name=f"in{rows}", **relu)
-    for number in range(blocks):
-        x = _block(make, keras.layers.Conv3D, x, thin, f"block{rows}_{number}")
-    # what all frames know of each other, to each frame
-    x = _flat(make, x)
-    x = make(keras.layers.Conv2D, x, filters, 3, name=f"all{rows}", **relu)
-    return _zero(make, x, 3 * frames, f"change{rows}")
-
-
-def _edge_part(
-    make: SeededLayers, x: Any, rows: int, filters: int, blocks: int, frames: int
-) -> Any:
-    """Correct finer frames: blocks on half the map, edges from the whole one."""
-    import keras
-
-    relu = {"padding": "same", "activation": "relu"}
-    edges = make(keras.layers.Conv2D, x, EDGES, 3, name=f"in{rows}", **relu)
-    x = make(keras.layers.Conv2D, x, filters, 4, 2, name=f"down{rows}", **relu)
-    for number in range(blocks):
-        x = _block(make, keras.layers.Conv2D, x, filters, f"block{rows}_{number}")
-    x = make(keras.layers.Conv2DTranspose, x, EDGES, 4, 2, name=f"up{rows}", **relu)
-    x = make(keras.layers.Concatenate, [edges, x])
-    return _zero(make, x, 3 * frames, f"change{rows}")
-
-
-def _zero(make: SeededLayers, x: Any, channels: int, name: str) -> Any:
-    import keras
-
-    start = {"kernel_initializer": "zeros", "padding": "same"}
-    return make(keras.layers.Conv2D, x, channels, 3, name=name, **start)

@@ -111,70 +111,20 @@ Colour = tuple[int, int, int]
 
 def draw(seed: int, frame: int, ahead: list[Vehicle], camera: Camera) -> np.ndarray:
     """Draw a frame with the given vehicles; without one of them, all else stays as it is."""
-    fine = Camera(camera.rows * _FINER, camera.columns * _FINER)
-    image = Image.new("RGB", (fine.columns, fine.rows))
-    pen = ImageDraw.Draw(image)
+    canvas = _Canvas(Camera(camera.rows * _FINER, camera.columns * _FINER))
     rng = sample_rng(seed, "scene", 3)
     moved = rng.uniform(1.2, 1.8) * frame
-    _land(image, pen, fine, rng)
-    _lines(pen, fine, moved)
-    things = [(tree[2], partial(_tree, pen, fine, tree)) for tree in _trees(seed, moved)]
-    things += [(one.z, partial(_draw_vehicle, pen, fine, one)) for one in ahead]
+    canvas.land(rng)
+    canvas.lines(moved)
+    things = [(tree[2], partial(canvas.tree, *tree)) for tree in _trees(seed, moved)]
+    things += [(one.z, partial(canvas.vehicle, one)) for one in ahead]
     for _, put in sorted(things, key=lambda thing: -thing[0]):
         put()
-    small = image.resize((camera.columns, camera.rows), Image.Resampling.BOX)
+    small = canvas.image.resize((camera.columns, camera.rows), Image.Resampling.BOX)
     grain = sample_rng(seed, "scene", 4, frame).standard_normal(
         (camera.rows, camera.columns, 1), np.float32
     )
     return np.clip(np.asarray(small) + 3 * grain, 0, 255).astype(np.uint8)
-
-
-def _land(
-    image: Image.Image, pen: ImageDraw.ImageDraw, camera: Camera, rng: np.random.Generator
-) -> None:
-    columns, rows = camera.columns, camera.rows
-    horizon = camera.project(0, 0, 1)[1]
-    evening = rng.random()
-    top = np.array([90 + 50 * evening, 140, 200], np.float32)
-    low = np.array([225, 215 - 20 * evening, 205], np.float32)
-    lines = int(horizon) + 1
-    height = np.linspace(0, 1, lines, dtype=np.float32)[:, None, None]
-    haze = 6 * clouds(rng, lines, columns, 3)[..., None] * (1 - height)
-    sky = top + (low - top) * height + haze
-    image.paste(Image.fromarray(np.clip(sky, 0, 255).astype(np.uint8)))
-    for tone, high in (((120, 140, 150), 0.16), ((88, 116, 96), 0.09)):
-        waves, at = rng.uniform(0, 6, 3), np.linspace(0, 1, 40)
-        shape = sum(np.sin((2 + 3 * n) * at * 3 + wave) / (n + 1) for n, wave in enumerate(waves))
-        tops = horizon - rows * high * np.clip(0.5 + 0.3 * shape, 0.05, 1)
-        outline = list(zip(at * columns, tops, strict=True))
-        pen.polygon([(0, horizon), *outline, (columns, horizon)], fill=tone)
-    pen.rectangle([0, horizon, columns, rows], fill=(96, 128, 72))
-    _flat(pen, camera, -8.5, 8.5, 1.2, _AHEAD, (128, 134, 104))
-    _flat(pen, camera, -1.5 * LANE - 0.5, 1.5 * LANE + 0.5, 1.2, _AHEAD, (98, 98, 102))
-
-
-def _flat(
-    pen: ImageDraw.ImageDraw,
-    camera: Camera,
-    left: float,
-    right: float,
-    near: float,
-    far: float,
-    colour: Colour,
-) -> None:
-    places = ((left, near), (right, near), (right, far), (left, far))
-    pen.polygon([camera.project(x, CAMERA_HEIGHT, z) for x, z in places], fill=colour)
-
-
-def _lines(pen: ImageDraw.ImageDraw, camera: Camera, moved: float) -> None:
-    white = (225, 225, 220)
-    for side in (-1, 1):
-        _flat(pen, camera, side * 1.5 * LANE - 0.08, side * 1.5 * LANE + 0.08, 1.2, _AHEAD, white)
-        for number in range(int(_AHEAD / 12) + 1):
-            start = (number + 1) * 12 - moved % 12
-            near, far = max(start - 6, 1.2), start
-            if far > near:
-                _flat(pen, camera, side * LANE / 2 - 0.08, side * LANE / 2 + 0.08, near, far, white)
 
 
 def _trees(seed: int, moved: float) -> list[tuple[float, float, float, float]]:
@@ -188,20 +138,6 @@ def _trees(seed: int, moved: float) -> list[tuple[float, float, float, float]]:
             if z > 4:
                 found.append(place)
     return found
-
-
-def _tree(
-    pen: ImageDraw.ImageDraw, camera: Camera, tree: tuple[float, float, float, float]
-) -> None:
-    x, height, z, tone = tree
-    foot, crown = camera.project(x, CAMERA_HEIGHT, z), CAMERA_HEIGHT - height
-    scale = camera.focal / z
-    top = camera.project(x, crown, z)
-    pen.line([foot, top], fill=(86, 68, 52), width=max(1, round(0.35 * scale)))
-    for dx, dy, radius, light in ((0, 0.8, 1.9, 0.8), (-0.9, 1.3, 1.3, 1.0), (0.5, 0.2, 1.2, 1.2)):
-        u, v, r = top[0] + dx * scale, top[1] + dy * scale, radius * scale
-        green = tuple(round(value * tone * light) for value in (58, 96, 52))
-        pen.ellipse([u - r, v - r, u + r, v + r], fill=green)
 
 
 def _faces(vehicle: Vehicle, low: float, high: float, inset: float = 0.0) -> list[list]:
@@ -219,53 +155,106 @@ def _faces(vehicle: Vehicle, low: float, high: float, inset: float = 0.0) -> lis
     ]
 
 
-def _draw_vehicle(pen: ImageDraw.ImageDraw, camera: Camera, vehicle: Vehicle) -> None:
-    red, green, blue = colorsys.hsv_to_rgb(vehicle.hue, 0.55, vehicle.bright)
-    paint = np.array([red, green, blue]) * 255
-    height, width, length = vehicle.size
-    near, far = vehicle.z - length / 2, vehicle.z + length / 2
-    left, right = vehicle.x - width / 2, vehicle.x + width / 2
-    boxy = vehicle.kind != "Car"
-    _flat(pen, camera, left, right, near, far, (40, 40, 42))
+class _Canvas:
+    """A picture in which things are drawn at their places in space."""
 
-    def put(points: list, colour: np.ndarray | Colour) -> None:
-        pen.polygon(
-            [camera.project(*point) for point in points], fill=tuple(round(v) for v in colour)
-        )
+    def __init__(self, camera: Camera) -> None:
+        self.camera = camera
+        self.image = Image.new("RGB", (camera.columns, camera.rows))
+        self.pen = ImageDraw.Draw(self.image)
 
-    def plate(a: float, b: float, low: float, high: float, colour: Colour) -> None:
-        # on the near side, from a to b of its width and from low to high of its height
-        u, v = left + a * width, left + b * width
-        bottom, top = CAMERA_HEIGHT - low * height, CAMERA_HEIGHT - high * height
-        put([(u, bottom, near), (v, bottom, near), (v, top, near), (u, top, near)], colour)
+    def put(self, points: list, colour: np.ndarray | Colour) -> None:
+        """Fill what lies between points in space."""
+        places = [self.camera.project(*point) for point in points]
+        self.pen.polygon(places, fill=tuple(round(value) for value in colour))
 
-    plate(0.03, 0.2, 0.0, 0.2, (22, 22, 24))
-    plate(0.8, 0.97, 0.0, 0.2, (22, 22, 24))
-    body = _faces(vehicle, 0.12, 1.0 if boxy else 0.58)
-    for face, light in zip(body, (1.15, 0.7, 1.0), strict=True):
-        put(face, np.minimum(paint * light, 255))
-    side = left if vehicle.x > 0 else right
-    for at in (0.2, 0.8):
-        axle, reach = near + at * length, 0.11 * height + 0.18
-        wheel = [(side, CAMERA_HEIGHT - b, axle + a * reach) for a, b in _WHEEL]
-        put(wheel, (20, 20, 22))
-    if boxy:
-        plate(0.08, 0.92, 0.6, 0.9, (52, 62, 74))
-    else:
-        roof, along, window = _faces(vehicle, 0.58, 1.0, inset=0.17 * length)
-        put(along, (46, 54, 64))
-        put(roof, np.minimum(paint * 1.15, 255))
-        put(window, paint * 0.9)
-        put(_shrunk(window), (58, 70, 84))
-    lamp = (250, 246, 215) if vehicle.oncoming else (205, 28, 30)
-    plate(0.04, 0.2, 0.38, 0.5, lamp)
-    plate(0.8, 0.96, 0.38, 0.5, lamp)
-    plate(0.36, 0.64, 0.25, 0.36, (232, 232, 222))
+    def flat(self, left: float, right: float, near: float, far: float, colour: Colour) -> None:
+        """Fill a part of the ground."""
+        places = ((left, near), (right, near), (right, far), (left, far))
+        self.put([(x, CAMERA_HEIGHT, z) for x, z in places], colour)
+
+    def land(self, rng: np.random.Generator) -> None:
+        """Draw the sky, two rows of hills, meadows and the road."""
+        columns, rows = self.camera.columns, self.camera.rows
+        horizon = self.camera.project(0, 0, 1)[1]
+        evening = rng.random()
+        top = np.array([90 + 50 * evening, 140, 200], np.float32)
+        low = np.array([225, 215 - 20 * evening, 205], np.float32)
+        lines = int(horizon) + 1
+        height = np.linspace(0, 1, lines, dtype=np.float32)[:, None, None]
+        haze = 6 * clouds(rng, lines, columns, 3)[..., None] * (1 - height)
+        sky = top + (low - top) * height + haze
+        self.image.paste(Image.fromarray(np.clip(sky, 0, 255).astype(np.uint8)))
+        for tone, high in (((120, 140, 150), 0.16), ((88, 116, 96), 0.09)):
+            waves, at = rng.uniform(0, 6, 3), np.linspace(0, 1, 40)
+            shape = sum(np.sin((2 + 3 * n) * at * 3 + wave) / (n + 1)
+                        for n, wave in enumerate(waves))  # fmt: skip
+            tops = horizon - rows * high * np.clip(0.5 + 0.3 * shape, 0.05, 1)
+            outline = list(zip(at * columns, tops, strict=True))
+            self.pen.polygon([(0, horizon), *outline, (columns, horizon)], fill=tone)
+        self.pen.rectangle([0, horizon, columns, rows], fill=(96, 128, 72))
+        self.flat(-8.5, 8.5, 1.2, _AHEAD, (128, 134, 104))
+        self.flat(-1.5 * LANE - 0.5, 1.5 * LANE + 0.5, 1.2, _AHEAD, (98, 98, 102))
+
+    def lines(self, moved: float) -> None:
+        """Draw the lines at the road's sides and between its lanes."""
+        white = (225, 225, 220)
+        for side in (-1, 1):
+            self.flat(side * 1.5 * LANE - 0.08, side * 1.5 * LANE + 0.08, 1.2, _AHEAD, white)
+            for number in range(int(_AHEAD / 12) + 1):
+                far = (number + 1) * 12 - moved % 12
+                near, middle = max(far - 6, 1.2), side * LANE / 2
+                if far > near:
+                    self.flat(middle - 0.08, middle + 0.08, near, far, white)
+
+    def tree(self, x: float, height: float, z: float, tone: float) -> None:
+        """Draw a trunk and three balls of leaves."""
+        foot, top = (self.camera.project(x, CAMERA_HEIGHT - up, z) for up in (0, height))
+        scale = self.camera.focal / z
+        self.pen.line([foot, top], fill=(86, 68, 52), width=max(1, round(0.35 * scale)))
+        balls = ((0, 0.8, 1.9, 0.8), (-0.9, 1.3, 1.3, 1.0), (0.5, 0.2, 1.2, 1.2))
+        for dx, dy, radius, light in balls:
+            u, v, r = top[0] + dx * scale, top[1] + dy * scale, radius * scale
+            green = tuple(round(value * tone * light) for value in (58, 96, 52))
+            self.pen.ellipse([u - r, v - r, u + r, v + r], fill=green)
+
+    def vehicle(self, vehicle: Vehicle) -> None:
+        """Draw a vehicle: its shadow, sides, wheels, windows, lamps and plate."""
+        paint = np.array(colorsys.hsv_to_rgb(vehicle.hue, 0.55, vehicle.bright)) * 255
+        height, width, length = vehicle.size
+        near, far = vehicle.z - length / 2, vehicle.z + length / 2
+        left, right = vehicle.x - width / 2, vehicle.x + width / 2
+        boxy = vehicle.kind != "Car"
+        self.flat(left, right, near, far, (40, 40, 42))
+
+        def plate(a: float, b: float, low: float, high: float, colour: Colour) -> None:
+            # on the near side, from a to b of its width and from low to high of its height
+            u, v = left + a * width, left + b * width
+            bottom, top = CAMERA_HEIGHT - low * height, CAMERA_HEIGHT - high * height
+            self.put([(u, bottom, near), (v, bottom, near), (v, top, near), (u, top, near)], colour)
+
+        plate(0.03, 0.2, 0.0, 0.2, (22, 22, 24))
+        plate(0.8, 0.97, 0.0, 0.2, (22, 22, 24))
+        body = _faces(vehicle, 0.12, 1.0 if boxy else 0.58)
+        for face, light in zip(body, (1.15, 0.7, 1.0), strict=True):
+            self.put(face, np.minimum(paint * light, 255))
+        side = left if vehicle.x > 0 else right
+        for at in (0.2, 0.8):
+            axle, reach = near + at * length, 0.11 * height + 0.18
+            self.put([(side, CAMERA_HEIGHT - b, axle + a * reach) for a, b in _WHEEL], (20, 20, 22))
+        if boxy:
+            plate(0.08, 0.92, 0.6, 0.9, (52, 62, 74))
+        else:
+            roof, along, window = _faces(vehicle, 0.58, 1.0, inset=0.17 * length)
+            middle = np.mean(window, 0)
+            self.put(along, (46, 54, 64))
+            self.put(roof, np.minimum(paint * 1.15, 255))
+            self.put(window, paint * 0.9)
+            self.put([middle + 0.8 * (np.array(point) - middle) for point in window], (58, 70, 84))
+        lamp = (250, 246, 215) if vehicle.oncoming else (205, 28, 30)
+        plate(0.04, 0.2, 0.38, 0.5, lamp)
+        plate(0.8, 0.96, 0.38, 0.5, lamp)
+        plate(0.36, 0.64, 0.25, 0.36, (232, 232, 222))
 
 
 _WHEEL = ((-1, 0.0), (-1, 0.45), (-0.5, 0.62), (0.5, 0.62), (1, 0.45), (1, 0.0))
-
-
-def _shrunk(face: list) -> list:
-    middle = np.mean(face, 0)
-    return [tuple(middle + 0.8 * (np.array(point) - middle)) for point in face]
