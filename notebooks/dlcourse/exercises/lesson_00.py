@@ -30,12 +30,6 @@ def each_rank(result):
     return lambda inputs: [result(r, len(inputs), *each) for r, each in enumerate(inputs)]
 
 
-def who_am_i_by_current_process(comm):
-    rank, ranks = comm.rank, comm.size
-    pid = multiprocessing.current_process().pid
-    return tuple([rank, ranks, pid])
-
-
 def share_in_a_row(comm, total):
     size, longer = divmod(total, comm.size)
     begin = comm.rank * size + min(comm.rank, longer)
@@ -58,7 +52,7 @@ EXERCISES = {
         cases=lambda ranks: [[()] * ranks],
         call=call_who_am_i,
         serial=each_rank(lambda r, p: (r, p, True)),
-        also_right=(who_am_i_by_current_process,),
+        also_right=(lambda comm: [comm.rank, comm.size, multiprocessing.current_process().pid],),
         hint="`comm.rank`, `comm.size`, `os.getpid()`, in this order.",
         mistakes={
             "`comm.rank` is this rank, `comm.size` their number.": each_rank(

@@ -105,34 +105,25 @@ def agreed(results):
     return results[0]
 
 
-def play_with_buffers(
-    comm, discriminator, generator, rate, steps, global_batch, of_discriminator, of_generator
-):
+def play_with_buffers(comm, d, g, rate, steps, global_batch, slope_of_d, slope_of_g):
     def descend(weights, gradient):
         total = np.empty_like(gradient)
         comm.Allreduce(np.ascontiguousarray(gradient), total)
         return weights - rate * total / global_batch
 
     for rows, noise in steps:
-        discriminator = descend(
-            discriminator, of_discriminator(discriminator, generator, rows, noise)
-        )
-        generator = descend(generator, of_generator(discriminator, generator, noise))
-    return discriminator, generator
+        d = descend(d, slope_of_d(d, g, rows, noise))
+        g = descend(g, slope_of_g(d, g, noise))
+    return d, g
 
 
-def play_gathered(
-    comm, discriminator, generator, rate, steps, global_batch, of_discriminator, of_generator
-):
+def play_gathered(comm, d, g, rate, steps, global_batch, slope_of_d, slope_of_g):
     for rows, noise in steps:
-        own = of_discriminator(discriminator, generator, rows, noise)
-        mean = sum(comm.allgather(own)) / global_batch
-        discriminator = discriminator - rate * mean
-        own = of_generator(discriminator, generator, noise)
-        parts = comm.gather(own)
+        d = d - rate * sum(comm.allgather(slope_of_d(d, g, rows, noise))) / global_batch
+        parts = comm.gather(slope_of_g(d, g, noise))
         mean = comm.bcast(None if parts is None else np.sum(parts, axis=0) / global_batch)
-        generator = generator - rate * mean
-    return [discriminator, generator]
+        g = g - rate * mean
+    return [d, g]
 
 
 EXERCISES = {

@@ -122,11 +122,6 @@ def share_of_earliest(answer, cluster):
     return np.mean([earliest_s(*net) / through_s(answer(*net), *net) for net in nets()])
 
 
-def corrected_by_a_count(comm, rows, average):
-    samples = comm.allreduce(len(rows))
-    return average(rows.sum(axis=0)) * (comm.size / samples)
-
-
 def corrected_in_one_array(comm, rows, average):
     mean = average(np.append(np.sum(rows, axis=0), float(len(rows))))
     return mean[:-1] / mean[-1]
@@ -171,7 +166,9 @@ EXERCISES = {
         },
         remark="With 1 x 1 pixels a transpose is enough: that case alone would prove little."),
     "53-3": Exercise(
-        corrected_by_a_count, ranks=(2, 3), call=call_corrected, cases=parts, serial=of_all,
+        lambda comm, rows, average:
+            average(rows.sum(axis=0)) * (comm.size / comm.allreduce(len(rows))),
+        ranks=(2, 3), call=call_corrected, cases=parts, serial=of_all,
         also_right=(corrected_in_one_array,),
         hint="Add up your rows; multiply by the ranks, divide by the samples of *all* ranks.",
         mistakes={

@@ -1,5 +1,6 @@
 """Exercises of lesson 54: a mean over passes and ranks, programs with the fault, a batch size."""
 
+import inspect
 import math
 
 import numpy as np
@@ -56,8 +57,6 @@ def mean_of_passes(inputs):
     return [sum(n * mean for mean, n in own if n) / sum(n for _, n in own)] * len(inputs)
 
 
-# --- programs: the loss of a rank, and how the exchange combines the gradients ---
-
 PROGRAMS = {
     "own mean": (lambda comm, losses, valid: (losses * valid).sum() / valid.sum(), "mean"),
     "summed": (
@@ -84,27 +83,20 @@ PROGRAMS = {
 }
 
 
-# --- the smallest batch ---
-
-
-def smallest_batch(
-    share, image_s, ranks, nbytes, latency_s, bytes_per_s, copies, copied_bytes_per_s
-):
+def smallest_batch(share, image_s, ranks, nbytes, latency_s, bytes_per_s, copies, copied_per_s):
     if ranks == 1:
         return 1
     exchange_s = 2 * (ranks - 1) * (latency_s + nbytes / ranks / bytes_per_s)
-    exchange_s += copies * nbytes / copied_bytes_per_s
+    exchange_s += copies * nbytes / copied_per_s
     return max(1, math.ceil(exchange_s * (1 - share) / share / image_s))
 
 
-def smallest_by_search(
-    share, image_s, ranks, nbytes, latency_s, bytes_per_s, copies, copied_bytes_per_s
-):
+def smallest_by_search(share, image_s, ranks, nbytes, latency_s, bytes_per_s, copies, copied_per_s):
     exchange_s = 0.0
     if ranks > 1:
         for _ in range(2 * (ranks - 1)):
             exchange_s += latency_s + (nbytes / ranks) / bytes_per_s
-        exchange_s += copies * nbytes / copied_bytes_per_s
+        exchange_s += copies * nbytes / copied_per_s
     images = 1
     while exchange_s > share * (images * image_s + exchange_s):
         images += 1
@@ -113,8 +105,7 @@ def smallest_by_search(
 
 def changed(**change):
     """The model answer with something changed, by names of the arguments."""
-    names = ("share", "image_s", "ranks", "nbytes", "latency_s", "bytes_per_s", "copies",
-             "copied_bytes_per_s")  # fmt: skip
+    names = inspect.signature(smallest_batch).parameters
 
     def answer(*given):
         case = dict(zip(names, given, strict=True))

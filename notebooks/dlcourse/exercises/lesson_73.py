@@ -154,11 +154,6 @@ def interval_at_its_middle(age_s, save_s, mtbf_s, shape):
     return work_s
 
 
-def interval_in_two_stages(age_s, save_s, mtbf_s, shape):
-    fixed_s = math.sqrt(2 * save_s * mtbf_s)
-    return 0.7 * fixed_s if age_s < 0.5 * mtbf_s else 1.5 * fixed_s
-
-
 EXERCISES = {
     "73-1": Exercise(
         carried,
@@ -219,7 +214,8 @@ EXERCISES = {
         remark="Two ranks see that they differ, three see who does."),
     "73-5": Exercise(
         interval_at_its_middle, check=at_least_fixed, score=share, limit_s=20.0,
-        also_right=(interval_in_two_stages,),
+        also_right=(lambda age_s, save_s, mtbf_s, shape:
+                    (0.7 if age_s < 0.5 * mtbf_s else 1.5) * math.sqrt(2 * save_s * mtbf_s),),
         hint="Save more often when failures are frequent.",
         mistakes={
             "Daly's fixed interval keeps as much. When are failures frequent here?":

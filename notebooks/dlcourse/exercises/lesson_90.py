@@ -50,8 +50,6 @@ def best_split(flops, law, each=6, turned=False):
     return size, data, least + of_size / size**a + of_data / data**b
 
 
-# --- the open task -------------------------------------------------------------------------------
-
 LAWS = [  # E, A, a, B, b; the net and the tokens that are wanted
     ((1.69, 406.4, 0.34, 410.7, 0.28), (4e9, 8e10)),
     ((1.2, 60.0, 0.25, 900.0, 0.35), (4e9, 4e10)),

@@ -83,8 +83,6 @@ def stage_2_serial(
     return found
 
 
-# --- the open task -------------------------------------------------------------------------------
-
 MB = 1e6
 CASES = [
     # layers, ranks, per_node, limit, inside, between, latency

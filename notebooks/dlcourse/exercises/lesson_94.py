@@ -7,8 +7,6 @@ import numpy as np
 from dlcourse.exercises.compare import brief
 from dlcourse.exercises.engine import Exercise, WrongAnswer
 
-# --- one outer step ------------------------------------------------------------------------------
-
 
 def outer_step(
     model, velocity, local, rate, momentum, sign=1, reduce=np.mean, ahead=True, of_rate=False
@@ -30,9 +28,6 @@ def outer_cases():
         yield model, velocity, local, rate, momentum
 
 
-# --- what fewer exchanges gain -------------------------------------------------------------------
-
-
 def gain(compute_s, nbytes, bits_per_s, every, bits=8, divide=True, limit=1):
     exchange_s = bits * nbytes / bits_per_s
     whole = compute_s + exchange_s
@@ -40,15 +35,9 @@ def gain(compute_s, nbytes, bits_per_s, every, bits=8, divide=True, limit=1):
     return whole / rare, (whole / compute_s if limit else float(every))
 
 
-# --- when streaming hides ------------------------------------------------------------------------
-
-
 def hiding_rate(fragments, every, compute_s, bits=8, window="its own", which=max):
     steps = {"its own": every / len(fragments), "all": every, "one": 1}[window]
     return bits * which(fragments) / (steps * compute_s)
-
-
-# --- four bits, on ranks -------------------------------------------------------------------------
 
 
 def four_bits_cases(ranks):
@@ -72,8 +61,6 @@ def four_bits_serial(inputs, levels=7, own_scale=True, mean=True, whole_bytes=Fa
     nbytes = size + 8 if whole_bytes else (size + 1) // 2 + 8
     return [(total / (len(changes) if mean else 1), nbytes)] * len(changes)
 
-
-# --- the open task -------------------------------------------------------------------------------
 
 ROUNDS, LOCAL, WORKERS, SIZE = 24, 8, 4, 40
 GRID = [(z, m) for z in (0.4, 0.7, 1.0, 1.4) for m in (0.0, 0.3, 0.6, 0.8, 0.9)]
