@@ -26,7 +26,7 @@ from dlguide.distributed.guard import (
     require_alike,
     require_equal_weights,
 )
-from dlguide.distributed.steps import call, read_variables, refuse_xla, unconverted
+from dlguide.distributed.steps import call, choose, read_variables, refuse_xla, unconverted
 from dlguide.distributed.weighting import precision, set_samples, share_of
 from dlguide.distributed.world import MpiCommunicator, backend, refuse_other_distribution, world
 from dlguide.errors import require, require_count
@@ -230,7 +230,7 @@ def _reduce_accumulated(optimizer: Any, grads: list[Any], variables: list[Any]) 
     steps = optimizer.gradient_accumulation_steps
     updates = ops.equal((optimizer._iterations.value + 1) % steps, 0)
     # Variables are set outside: JAX would not let a branch do it.
-    found = ops.cond(updates, exchange, lambda: [*own, *(k.value for k in kept)])
+    found = choose(updates, exchange, lambda: [*own, *(k.value for k in kept)])
     for accumulator, value in zip(kept, found[len(own) :], strict=True):
         accumulator.assign(value)
     result = list(grads)
@@ -378,8 +378,9 @@ class MpiReducer:
             require_equal_weights(self.ranks.steps, weights, variables, cause)
             return [np.zeros((), np.int32)]
 
-        weights = [variable.value for variable in variables]
-        ops.cond(due, lambda: call(compare, [*weights, done], [nothing])[0], lambda: nothing)
+        # Keras takes variables of TensorFlow too, whose `value` is a method.
+        weights = [v.value if isinstance(v, keras.Variable) else v for v in variables]
+        choose(due, lambda: call(compare, [*weights, done], [nothing])[0], lambda: nothing)
 
     def compare_now(self, variables: Sequence[Any]) -> None:
         """Raise on all ranks when their weights differ; outside a step."""
@@ -414,9 +415,8 @@ def _refuse_half_of_float64(variables: Sequence[Any]) -> None:
 
 
 def dense(grad: Any) -> Any:
-    """Return a gradient as a tensor: those of embeddings may hold some rows only."""
-    if grad is None or not hasattr(grad, "indices") or callable(grad.indices):
+    """Return a gradient as a tensor: it may be an array, or hold some rows of an embedding only."""
+    rows = hasattr(grad, "indices") and not callable(grad.indices)
+    if grad is None or (keras.ops.is_tensor(grad) and not rows):
         return grad
-    import tensorflow as tf
-
-    return tf.convert_to_tensor(grad)
+    return keras.ops.convert_to_tensor(grad, sparse=False)

@@ -98,6 +98,18 @@ def _outside_graphs() -> Callable:
 _CALLS = {"tensorflow": _tensorflow, "jax": _jax, "torch": _torch}
 
 
+def choose(condition: Any, yes: Callable, no: Callable) -> Any:
+    """Return `keras.ops.cond`, which JAX would compile anew at each call outside of `jit`."""
+    import keras
+
+    if backend() == "jax":
+        import jax
+
+        if not isinstance(condition, jax.core.Tracer):
+            return yes() if condition else no()
+    return keras.ops.cond(condition, yes, no)
+
+
 def unconverted(function: Callable) -> Callable:
     """Keep TensorFlow's autograph from rewriting a function, and all that it calls."""
     if backend() != "tensorflow":

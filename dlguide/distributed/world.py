@@ -228,7 +228,8 @@ def _divide_threads(name: str, ranks: int) -> None:
             )
 
         # The exchange is a call into Python from XLA's threads. On one core an array that is
-        # still being dispatched would wait for the very thread that waits for it.
+        # still being dispatched would wait for the very thread that waits for it: JAX 0.4.35 hung
+        # so, 0.5.3, 0.7.2, 0.9.0 and 0.10.2 were not seen to (jax#24255; jax#25861 is open).
         jax.config.update("jax_cpu_enable_async_dispatch", False)
     else:
         _set_tensorflow_threads(count)
