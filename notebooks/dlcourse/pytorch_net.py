@@ -20,7 +20,6 @@ from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -215,14 +214,9 @@ def _both_in_turns(
     from torch import testing
 
     testing.assert_close(plain(), better(), rtol=1e-3, atol=1e-3)
-    seconds: tuple[list[float], list[float]] = ([], [])
-    for _ in range(turns + 1):
-        for job, times in zip((plain, better), seconds, strict=True):
-            begin = perf_counter()
-            job()
-            times.append(perf_counter() - begin)
-    first, second = (measure.Timing(tuple(each[1:]), tuple(each[:1])) for each in seconds)
-    return first, second
+    jobs = (plain, better)
+    found = [[measure.timing(job, 1, 0).seconds[0] for job in jobs] for _ in range(turns + 1)]
+    return tuple(measure.Timing(each[1:], each[:1]) for each in zip(*found, strict=True))
 
 
 # --- rendezvous ---
