@@ -37,11 +37,6 @@ def test_output_so_far_is_shown_while_it_runs():
     assert done.output == "first\nlast\n"
 
 
-def test_program_that_does_not_exist_is_an_oserror():
-    with pytest.raises(FileNotFoundError):
-        commands.run(["/nowhere/program"], 5)
-
-
 @pytest.mark.parametrize(
     "start",
     [
