@@ -5,8 +5,6 @@ That all ranks stop together needs no callback: every distributed optimizer brin
 
 from __future__ import annotations
 
-import functools
-import operator
 import os
 import pickle
 from contextlib import AbstractContextManager, nullcontext
@@ -282,4 +280,4 @@ def _combined(values: list[np.ndarray], how: str) -> np.ndarray:
         return (np.mean(np.asarray(values, np.float64), axis=0)).astype(values[0].dtype)
     if how == "only_first_replica":
         return values[0]
-    return functools.reduce(operator.add, values)
+    return np.sum(values, axis=0, dtype=values[0].dtype)

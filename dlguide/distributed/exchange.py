@@ -164,6 +164,8 @@ class Exchange:
     def _as_messages(
         self, arrays: Sequence[np.ndarray], out: Sequence[np.ndarray], weight: float, scale: float
     ) -> None:
+        import ml_dtypes  # noqa: F401  NumPy then knows bfloat16
+
         sent = CASTS.get(self.compression)
         for dtype in dict.fromkeys(_wide(a.dtype) for a in arrays):
             places = [i for i, a in enumerate(arrays) if _wide(a.dtype) == dtype]
@@ -174,7 +176,7 @@ class Exchange:
                 flat = _weigh(flat, weight, flat)
             if sent is not None:
                 # Scaled first: sums of many ranks would overflow in 16 bits.
-                flat = (flat * dtype.type(scale)).astype(_dtype(sent))
+                flat = (flat * dtype.type(scale)).astype(sent)
             with np.errstate(over="ignore"):
                 collectives.allreduce(flat, self.comm, check=False)
             if sent is None and scale != 1.0:
@@ -254,12 +256,6 @@ def _weigh(array: np.ndarray, weight: float, out: np.ndarray) -> np.ndarray:
     else:
         np.multiply(array, out.dtype.type(weight), out=out, casting="same_kind")
     return out
-
-
-def _dtype(name: str) -> np.dtype:
-    import ml_dtypes
-
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
 def _wide(dtype: np.dtype) -> np.dtype:

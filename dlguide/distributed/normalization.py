@@ -109,19 +109,13 @@ def refuse_twice(layer: keras.layers.BatchNormalization) -> NoReturn:
 
 @dataclass(frozen=True)
 class LayerExchange:
-    """How the ranks of a layer exchange in one call of it, within a step.
+    """How the ranks of a layer exchange in one call of it, within a step."""
 
-    Attributes:
-        gather: returns the tensors of all ranks, stacked.
-        add: returns the sum of the ranks' tensors.
-        weight: returns that of this rank's loss in the sum over ranks, once the loss is known;
-            None where ranks count equally.
-        refuse: raises for the gradient of a gradient.
-    """
-
-    gather: Callable[[Any], Any]
-    add: Callable[[Any], Any]
+    gather: Callable[[Any], Any]  # returns the tensors of all ranks, stacked
+    add: Callable[[Any], Any]  # returns the sum of the ranks' tensors
+    # Returns the weight of this rank's loss in the sum over ranks, once the loss is known.
     weight: Callable[[], Any] = lambda: None
+    # Raises for the gradient of a gradient.
     refuse: Callable[[keras.layers.BatchNormalization], NoReturn] = refuse_twice
 
 

@@ -358,11 +358,8 @@ class MpiReducer:
         return keras.ops.cast(call(least, [flag], [flag])[0], "bool")
 
     def _largest(self, arrays: list[np.ndarray], into: Any = None) -> list[np.ndarray]:
-        found = []
-        for array in arrays:
-            everyone = self.ranks.steps.comm.allgather(array)
-            found.append(np.maximum.reduce([np.asarray(each) for each in everyone]))
-        return found
+        comm = self.ranks.steps.comm
+        return [np.maximum.reduce(comm.allgather(array)) for array in arrays]
 
     def _compare_when_due(self, variables: list[Any], optimizer: Any, every: int) -> None:
         """Compare the ranks' weights before the second update, then every so many."""

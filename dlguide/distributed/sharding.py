@@ -174,5 +174,4 @@ def _tf_dataset(data: Any, batch_size: int) -> Any:
         start, count = of
         return tf.nest.map_structure(lambda each: each[start : start + count], window)
 
-    mine = tf.data.Dataset.zip((windows, plan)).map(part)
-    return mine.prefetch(1)
+    return tf.data.Dataset.zip((windows, plan)).map(part).prefetch(1)

@@ -64,20 +64,16 @@ class MpiCommunicator(Communicator):
                 variable.assign(sent)
 
     def allreduce_mean(self, variables: Sequence[keras.Variable]) -> None:
-        from mpi4py import MPI
-
         from dlguide.distributed.steps import read_variables
 
         for variable, value in zip(variables, read_variables(variables), strict=True):
-            total = np.array(value, np.float64)
-            self.comm.Allreduce(MPI.IN_PLACE, total)
+            total = np.empty(value.shape)
+            self.comm.Allreduce(np.array(value, np.float64, order="C"), total)
             variable.assign((total / self.size).astype(value.dtype))
 
     def allreduce_sum(self, values: Sequence[float]) -> list[float]:
-        from mpi4py import MPI
-
-        total = np.array(values, np.float64)
-        self.comm.Allreduce(MPI.IN_PLACE, total)
+        total = np.empty(len(values))
+        self.comm.Allreduce(np.array(values, np.float64), total)
         return total.tolist()
 
     def allgather_bytes(self, data: bytes) -> list[bytes]:
