@@ -1,0 +1,143 @@
+"""What users call refuses nonsense before anything starts, and says what it must be instead.
+
+Tests public functions of dlguide; those of Horovod's form are in test_horovod_refusals.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from command_line import dlguide
+from made_up_limits import LIMITS
+
+from dlguide import models, plots, tuning
+from dlguide.bench import allreduce as bench
+from dlguide.cli.bench import allreduce_command
+from dlguide.cluster import Cluster
+from dlguide.cluster.script import run_script
+from dlguide.data import download, formats
+from dlguide.data import input_pipeline as ip
+from dlguide.horovod import guard
+from dlguide.machine import describe, threads
+from dlguide.measure import TrainingResult, limits
+from dlguide.parallel import local_sgd
+from dlguide.scaling import costs, predict
+from dlguide.training import optimizers, schedules
+
+PIXELS = np.zeros((4, 2, 2, 3))
+GREY = PIXELS.astype(np.uint8)
+HERE = describe()
+CALLS = {
+    "`names` must be one of .* Did you mean ring": lambda: bench.allreduce(names=["rong"]),
+    "`sizes` must name at least one size": lambda: bench.allreduce(sizes=[]),
+    "`ranks` must be at most": lambda: bench.allreduce(ranks=5000),
+    "`seconds` must hold at least one size": lambda: plots.allreduce({}, 2),
+    "`runs` must hold at least one TrainingResult": lambda: plots.scaling([]),
+    "one of intel, mpich, openmpi, .* Did you mean openmpi": lambda: Cluster(2, mpi="openmp"),
+    "name at least one MPI, each once": lambda: allreduce_command(mpi="mpich, mpich"),
+    "`mpi` must be one of intel, mpich": lambda: run_script(__file__, mpi="mvapich"),
+    "`url` must begin with http:// or https://": lambda: download.fetch_file("ftp://x/file", "x"),
+    "`path` must be the name of a file": lambda: download.fetch_file("http://x", "."),
+    "`kind` must be one of folder, .*, got 'zip'": lambda: formats.create("set", "zip"),
+    "`shard_samples` must be None but for": lambda: formats.create("set", "lmdb", 5),
+    "`shard_samples` must be a whole number": lambda: formats.create("set", "tfrecord", 0),
+    "`path` must be in a folder that exists": lambda: formats.create("no/set", "lmdb"),
+    "`path` must be the name of a folder": lambda: formats.open(3),
+    "`images` must be uint8 or float32": lambda: ip.ArraySource("x", PIXELS, np.arange(4)),
+    "`labels` must be whole numbers": lambda: ip.ArraySource("x", GREY, np.ones(4)),
+    "`labels` must fit into 32": lambda: ip.ArraySource("x", GREY, np.full(4, 2**31)),
+    "`probability` must be 0 to 1, got 1.5": lambda: ip.Flip(1.5),
+    "`area` must be a pair: smallest": lambda: ip.ResizedCrop(5, 5, area=(0.5, 0.1)),
+    "`ratio` must be a pair": lambda: ip.ResizedCrop(5, 5, ratio=0.75),
+    "`shorter` must be a whole number of at": lambda: ip.CentreCrop(224, 224, shorter=200),
+    "`deviation` must have 1 channels": lambda: ip.Normalise((0.5,), (0.5, 0.5)),
+    "`cpus` must be different ones of the CPUs": lambda: limits.measure([0, 0]),
+    "`inter_op` must be a whole number of at least 1": lambda: threads.plan(HERE, inter_op=0),
+    "`threads` must be a whole number of at least 1": lambda: threads.plan(HERE, threads=1.5),
+    "`bound` must be True": lambda: threads.plan(HERE, comm_cores=1, bound=False),
+    "at most 0, the last rank of the plan": lambda: threads.plan(HERE, 1).environment(2),
+    "every field of a TrainingResult, got": lambda: TrainingResult.from_dict({"rank": 1}),
+    "Did you mean rank": lambda: TrainingResult.from_dict({"rankz": 1}),
+    "`momentum` must be at least 0 and below 1, got 1": lambda: local_sgd.BlockMomentum(1),
+    "`alpha` must be at most 1, got 2": lambda: local_sgd.ElasticAveraging(2),
+    "`fragments` must be a whole number": lambda: local_sgd.DiLoCo(fragments=0),
+    "`mix` must be at least 0 and below 1": lambda: local_sgd.DiLoCo(mix=1.5),
+    "`batch` must be a whole number of at least 1": lambda: models.memory("mlp", 0),
+    "`optimizer` must be one of .*Did you mean adam": lambda: models.memory("mlp", 1, "adm"),
+    "`precision` must be one of": lambda: models.memory("mlp", 1, "adam", "bfloat16"),
+    "`net` must be a whole number of at least 1": lambda: models.memory(0, 1),
+    "`momentum` must be at least 0 and below": lambda: optimizers.LARS(1.0, momentum=1.0),
+    "`weight_decay` must be a finite": lambda: optimizers.MomentumSGD(1.0, weight_decay=-1e-4),
+    "Fix its steps with `schedule.to_st": lambda: optimizers.LARS(schedules.Cosine(1.0, 5)),
+    "^`algorithm` must ": lambda: costs.allreduce("star", 8, 2, costs.Link(1e-6, 1e9)),
+    "^`nbytes` must ": lambda: costs.allreduce("ring", -8, 2, costs.Link(1e-6, 1e9)),
+    "^`latency_s` must ": lambda: costs.Link(-1e-6, 1e9),
+    "^`bytes_per_s` must ": lambda: costs.Link(1e-6, 0),
+    "^`serial_fraction` must ": lambda: costs.amdahl(-0.1, 2),
+    "three pairs of global batch": lambda: predict.fit_strong([(64, 1, 1.0), (64, 2, 0.6)]),
+    "`net` must be one of .* Did you mean mnist_cnn": lambda: tuning.tune("mnist_cn"),
+    "`global_batch` must be a whole number": lambda: tuning.tune(global_batch=0),
+    "`budget_s` must be a positive number": lambda: tuning.tune(budget_s=-1),
+    '`data` must be "random" for resnet50': lambda: tuning.tune("resnet50", data="mnist"),
+    "`optimizer` must be one of adam, sgd": lambda: tuning.tune(optimizer="lamb"),
+    "`image` must be None for mnist_cnn, got 64": lambda: tuning.tune(image=64),
+}
+
+
+@pytest.mark.parametrize("text", CALLS)
+def test_a_call_is_refused_before_anything_starts(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tuning.search, "RankTeams", None)
+    monkeypatch.setattr(limits, "load", lambda: LIMITS)
+    with pytest.raises(ValueError, match=text):
+        CALLS[text]()
+    assert not list(tmp_path.glob("[!b]*"))  # but for `build`, the folder of output
+
+
+PREDICT = ("predict", "--workers", 8, "--points")
+COMMANDS = {
+    "`points` must have two numbers of workers": (*PREDICT, "1:100"),
+    "`points` must be pairs such as": (*PREDICT, "1:100,2"),
+    "`workers` must hold a whole number": (*PREDICT, "1:100,2:190", "--workers", 8.5),
+    "`workers_per_node` must": (*PREDICT, "1:9,2:18", "--workers-per-node", 0),
+    "`min_ranks` must be given with `--elastic` only, got 1.": ("run", "--min-ranks", 1, "a.py"),
+    "`min_ranks` must be at most the 2 ranks": ("run", "--elastic", "--min-ranks", 3, "a.py"),
+    "`elastic` must not be given with `--tr": ("run", "--elastic", "--transparent", "a.py"),
+    "`definition` must be given with `--container`": ("batch", "a.py", "--definition", "image.def"),
+    "`definition` must be a folder this process can": (
+        *("batch", "a.py", "--container", "i.sif", "--definition", "/dev/null/image.def"),
+    ),
+    "`mpicc` must be an MPI compiler": ("install-horovod", "--mpicc", "no/mpicc"),
+    "must be a whole number of at least 1, got 0": ("bench", "io", "--samples", 0),
+    "`ranks` must be at most the": ("bench", "scaling", "--ranks", "1,4096"),
+    "`global_batch` must be divisible by 1, 2": ("bench", "scaling", "--global-batch", 101),
+}
+
+
+@pytest.mark.parametrize("text", COMMANDS)
+def test_a_command_is_refused_in_one_line(text, tmp_path):
+    (tmp_path / "a.py").write_text("")
+    done = dlguide(*COMMANDS[text], cwd=tmp_path)
+    assert done.returncode == 1
+    assert text in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert [path.name for path in tmp_path.glob("[!b]*")] == ["a.py"]
+
+
+@pytest.mark.parametrize("text", ["off", "-1", "1e3", "100.0"])
+def test_a_number_of_updates_that_is_none_is_refused(text, monkeypatch):
+    monkeypatch.setenv("DLGUIDE_HVD_CHECK_EVERY", text)
+    with pytest.raises(ValueError, match=f"CHECK_EVERY` must be a whole .* got '{text}'. Use 0"):
+        guard.check_interval(None)
+    monkeypatch.setenv("DLGUIDE_HVD_CHECK_EVERY", "0")
+    assert guard.check_interval(None) == 0
+
+
+def test_a_cache_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DLGUIDE_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(limits, "ask", None)
+    with pytest.raises(ValueError, match="`DLGUIDE_CACHE` must be a folder"):
+        limits.measure()
