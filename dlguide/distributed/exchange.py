@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes  # noqa: F401  NumPy then knows bfloat16
 import numpy as np
 
 from dlguide import collectives
@@ -125,8 +126,7 @@ class Exchange:
         return float(samples), 1 / counts.sum()
 
     def _difference(self, text: str) -> str:
-        texts = self.comm.allgather(text)
-        groups = group_ranks(texts)
+        groups = group_ranks(self.comm.allgather(text))
         got = "; ".join(
             f"{ranks_in_words(at)}: {each.count(';') + bool(each)} of {each[:80]}"
             for each, at in groups.items()
@@ -164,8 +164,6 @@ class Exchange:
     def _as_messages(
         self, arrays: Sequence[np.ndarray], out: Sequence[np.ndarray], weight: float, scale: float
     ) -> None:
-        import ml_dtypes  # noqa: F401  NumPy then knows bfloat16
-
         sent = CASTS.get(self.compression)
         for dtype in dict.fromkeys(_wide(a.dtype) for a in arrays):
             places = [i for i, a in enumerate(arrays) if _wide(a.dtype) == dtype]

@@ -25,6 +25,7 @@ Source:
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,12 +64,11 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         return moments_of_all(self, inputs, mask, by_mpi(ranks), _counted)
 
 
+@functools.cache
 def synchronize_layers() -> None:
     """Let Keras' `synchronized` layers ask all ranks: they ask replicas of `tf.distribute` only."""
     kind = keras.layers.BatchNormalization
     plain = kind._moments
-    if getattr(plain, "asks_all_ranks", False):
-        return
 
     def moments(self: Any, inputs: Any, mask: Any) -> Any:
         if self.synchronized and _counted is not False:
@@ -80,7 +80,6 @@ def synchronize_layers() -> None:
                 return moments_of_all(self, inputs, mask, by_mpi(world()), _counted)
         return plain(self, inputs, mask)
 
-    moments.asks_all_ranks = True
     kind._moments = moments
 
 

@@ -414,6 +414,10 @@ def _refuse_half_of_float64(variables: Sequence[Any]) -> None:
 def dense(grad: Any) -> Any:
     """Return a gradient as a tensor: it may be an array, or hold some rows of an embedding only."""
     rows = hasattr(grad, "indices") and not callable(grad.indices)
+    if rows and backend() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.convert_to_tensor(grad)  # adds up equal rows, which Keras' own would not
     if grad is None or (keras.ops.is_tensor(grad) and not rows):
         return grad
     return keras.ops.convert_to_tensor(grad, sparse=False)
