@@ -226,9 +226,16 @@ def _callback(recorder: Recorder) -> keras.callbacks.Callback:
                 object.__setattr__(self.model, name, partial(self._save, name))
 
         def _save(self, name: str, filepath: Any, *args: Any, **more: Any) -> Any:
-            if any(frame.function == "fit" for frame in inspect.stack(0)):
+            fits = [each.frame.f_locals for each in inspect.stack(0) if each.function == "fit"]
+            if any(self in getattr(each.get("callbacks"), "callbacks", ()) for each in fits):
                 noted.checkpoints.append(str(filepath))
+            else:  # after a training that raised, of which Keras tells no callback
+                self._restore()
             return getattr(type(self.model), name)(self.model, filepath, *args, **more)
+
+        def _restore(self) -> None:
+            for name in _SAVING:
+                vars(self.model).pop(name, None)
 
         def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
             done = len(noted.steps)
@@ -254,8 +261,7 @@ def _callback(recorder: Recorder) -> keras.callbacks.Callback:
 
         def on_train_end(self, logs: dict | None = None) -> None:
             model = self.model
-            for name in _SAVING:
-                object.__delattr__(model, name)
+            self._restore()
             recorder.weights((np.asarray(v) for v in model.trainable_variables), last=True)
             statistics = [
                 np.asarray(v)

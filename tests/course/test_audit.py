@@ -250,3 +250,31 @@ def test_a_training_that_hung_leaves_its_collectives(tmp_path):
     assert "call 2: rank 0: b float32[2]; rank 1: c float32[2]." in finding.evidence
     with pytest.raises(ValueError, match="every rank"):
         audit.read(tmp_path / "nothing")
+
+
+def test_a_training_that_raises_leaves_the_model_s_save_as_it_was(tmp_path):
+    import keras
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    recorder, images, labels = audit.Recorder(0, 1), np.ones((4, 2)), np.ones((4, 1))
+    once = keras.callbacks.ModelCheckpoint(str(tmp_path / "once.keras"))
+
+    def raises(*_, **__):
+        raise OSError("disk full")
+
+    full = keras.callbacks.LambdaCallback(on_train_batch_end=raises)
+    later = [
+        lambda: model.save(tmp_path / "afterwards.keras"),
+        lambda: model.fit(images, labels, callbacks=[once], verbose=0),
+    ]
+    for save in later:
+        with pytest.raises(OSError, match="disk full"):
+            model.fit(images, labels, callbacks=[full, recorder.callback()], verbose=0)
+        save()
+        assert recorder.evidence.checkpoints == []
+        assert not {"save", "save_weights"} & set(vars(model))
+    model.fit(images, labels, callbacks=[once, recorder.callback()], verbose=0)
+    assert recorder.evidence.checkpoints == [str(tmp_path / "once.keras")]
+    assert not {"save", "save_weights"} & set(vars(model))
