@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import ndtr
 
-from dlguide.cluster import Cluster
+from dlguide.cluster import Cluster, RankError
 from dlguide.cluster.tasks import TaskResult, do
 from dlguide.errors import require
 
@@ -476,18 +476,33 @@ def run(
         cluster: the ranks; None for this process.
         static: assign the trials of a round in blocks, instead of to the first free rank.
         show: print the best trial, the time and the first errors.
+
+    Raises:
+        RankError: if a rank died; its attribute `result` has the trials that had ended, as a
+            KeyboardInterrupt has.
     """
     begin_s = time.monotonic()
     trials: list[Trial] = []
+    count = 1 if cluster is None else len(ranks or range(cluster.ranks))
+
+    def result() -> SearchResult:
+        return SearchResult(str(method), tuple(trials), time.monotonic() - begin_s, count)
+
     call, rounds = partial(_scores, objective, seed), method.rounds(space, seed)
     proposals = next(rounds, None)
     while proposals is not None:
         items = [(dict(each.parameters), each.epochs) for each in proposals]
-        if cluster is not None:
-            outcomes = cluster.map(call, items, ranks, static=static)
-        else:
-            outcomes = [do(call, item, number, 0) for number, item in enumerate(items)]
-        ended = [_trial(proposals, len(trials), begin_s, each) for each in outcomes]
+        read = partial(_trial, proposals, len(trials), begin_s)
+        try:
+            if cluster is not None:
+                outcomes = cluster.map(call, items, ranks, static=static)
+            else:
+                outcomes = [do(call, item, number, 0) for number, item in enumerate(items)]
+        except (RankError, KeyboardInterrupt) as error:
+            trials += map(read, getattr(error, "results", ()))
+            error.result = result()
+            raise
+        ended = [*map(read, outcomes)]
         must = "give a score in at least one trial of the first round"
         fails = not trials and all(trial.failed for trial in ended)
         then = f"Trial 0: {ended[0].error}\n{outcomes[0].traceback}"
@@ -497,11 +512,9 @@ def run(
             proposals = rounds.send(ended)
         except StopIteration:
             break
-    count = 1 if cluster is None else len(ranks or range(cluster.ranks))
-    found = SearchResult(str(method), tuple(trials), time.monotonic() - begin_s, count)
     if show:
-        print(found)
-    return found
+        print(result())
+    return result()
 
 
 def _scores(

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from dlcourse import search
+from dlguide.cluster import RankError
 
 pytestmark = pytest.mark.timeout(240)
 SPACE = {
@@ -131,3 +132,23 @@ def test_any_number_of_ranks_makes_the_same_trials_as_one_process(method, static
     assert shared.ranks == cluster.ranks
     assert {trial.rank for trial in shared.trials} <= set(range(cluster.ranks))
     assert all(0 <= trial.start_s <= trial.end_s <= shared.seconds for trial in shared.trials)
+
+
+def killer(parameters, epochs, seed):
+    import os
+    import time
+
+    if parameters["share"] > 2.5:
+        time.sleep(0.5)
+        os._exit(1)
+    return parameters["share"]
+
+
+def test_rank_that_dies_ends_the_search_and_keeps_the_finished_trials(cluster):
+    expected = [search.draw(SPACE, 0, number)["share"] for number in range(40)]
+    assert sum(share > 2.5 for share in expected) >= cluster.ranks
+    with pytest.raises(RankError) as caught:
+        search.run(killer, SPACE, search.Random(40), cluster, show=False)
+    kept = caught.value.result.trials
+    assert kept
+    assert all(trial.score == expected[trial.number] <= 2.5 for trial in kept)
