@@ -322,7 +322,10 @@ def error_feedback(
 ) -> Figure:
     """Draw the sums of what was given and sent of some elements, and the error that is kept."""
     sums = {t: np.cumsum([[0, *one], [0, *sent[t]]], axis=1) for t, one in given.items()}
-    drawn, panels = figure(1, len(given), 3.3 * len(given), 2.8)
+    words = listed(sums, lambda both: "given {:.3g}, sent {:.3g}, kept {:.3g}".format(
+        *both[:, -1], both[0, -1] - both[1, -1]
+    ))  # fmt: skip
+    drawn, panels = figure(1, len(given), 3.3 * len(given), 2.8, f"Sums over steps. {words}")
     for axes, (all_given, all_sent) in shapes.titled(panels, sums):
         steps = np.arange(len(all_given))
         look = {"step": "mid", "color": "#dddddd", "label": "kept (the error)"}

@@ -157,14 +157,14 @@ def sizes_by_layer(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figur
         for label, each, look, _ in series(networks):
             layers, numbers = np.arange(1, len(each) + 1), np.asarray(each, float)
             seen = numbers >= _LOWEST
+            first = int(np.argmax(seen))
+            label += f" (to {numbers[0]:.0e})" if first else ""  # where the hidden line ends
             line = {"color": look["color"], "markersize": 4, "label": label}
             axes.plot(layers[seen], numbers[seen], ".-", **line)
             if axes is grid[-1]:
-                first = int(np.argmax(seen))
                 place = (layers[first] - 1.5, numbers[first])
                 words = {"color": look["color"], "ha": "right", "va": "center", "fontsize": 9}
-                end = f" (to {numbers[0]:.0e})" if first else ""  # where the hidden line ends
-                axes.text(*place, label + end, **words)
+                axes.text(*place, label, **words)
         left = -0.62 * last if axes is grid[-1] else 0
         axes.set(yscale="log", ylim=(_LOWEST, 3 * highest), xlim=(left, last + 1))
         axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= last])
@@ -197,7 +197,8 @@ def footprints(rows: Sequence[Any]) -> Figure:
     drawn, (axes,) = figure(width=7.4, height=4.4)
     for row in rows:
         place = (row.gradient_bytes / 1e6, row.flops_per_gradient_byte * row.gradient_bytes / 1e9)
-        axes.plot(*place, "o", color=BLUE, label=row.name)
+        label = f"{row.name}, {row.flops_per_gradient_byte:.0f} FLOPs/byte"
+        axes.plot(*place, "o", color=BLUE, label=label)
         white = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.85}
         note(axes, row.name, place, 6, -3, bbox=white)
     axes.set(xscale="log", yscale="log")

@@ -398,7 +398,8 @@ def delays(
         curves: title -> delay -> accuracy after every fourth update; the third is drawn dashed.
         times: delay -> the first rate as a multiple of the delay's limit.
     """
-    drawn, (left, right) = figure(columns=2, width=9, height=3.2)
+    ends = listed(curves, lambda each: listed(each, lambda curve: f"{np.mean(curve[-8:]):.2f}"))
+    drawn, (left, right) = figure(1, 2, 9, 3.2, f"Accuracy at the end. {ends}.")
     first, second, third = curves
     left.set_title(first, fontsize=10)
     right.set_title(f"{second}; dashed: {third}", fontsize=10)

@@ -97,7 +97,12 @@ def edge(losses: Mapping[str, Any], units: Mapping[str, Any], along: Mapping[str
     """
     panels = {"Loss": losses, "Rate x L / 2": units}
     panels["Rate x curvature along the gradient / 2"] = along
-    drawn, grid = figure(columns=3, width=11.5)
+    ends = "; ".join(
+        f"{name} from {each[1][0]:.1f} to {each[1][-1]:.1f}, along the gradient at most "
+        f"{np.max(along[name][1]):.1f}" for name, each in units.items()
+    )  # fmt: skip
+    alt = f"{', '.join(panels)} against the step: {ends}."
+    drawn, grid = figure(1, 3, 11.5, alt=alt)
     for axes, curves in titled(grid, panels):
         for name, (steps, values), look, _ in series(curves):
             axes.plot(steps, values, linewidth=1.2, label=name, **look)
