@@ -116,10 +116,13 @@ class OnednnComparison:
             f"TensorFlow {self.tensorflow}",
             self.machine,
         ]
+        isa = self.on.isa
+        narrow = "Intel" in isa and "AVX-512" not in isa  # it calls AMD's so, too
         lines.append(
-            f"oneDNN {self.on.version}, may use: {self.on.isa}" if self.has_onednn
+            f"oneDNN {self.on.version}, may use: {isa}" + ", no kernels of AVX-512" * narrow
+            if self.has_onednn
             else "This TensorFlow computes no convolution with oneDNN: nothing to switch."
-        )  # fmt: skip
+        )
         if self.has_onednn and self.off.products:
             lines.append(
                 "Switched off, oneDNN still does the matrix products inside Eigen's "
