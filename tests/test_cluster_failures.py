@@ -106,3 +106,34 @@ def many_small_messages():
 def test_a_slow_rank_is_no_deadlock(cluster):
     assert cluster.run(slow_rank) == [cluster.ranks] * cluster.ranks
     assert cluster.run(many_small_messages) == ["done"] * cluster.ranks
+
+
+def computes_in_one_call(comm, seconds):
+    """Hold the interpreter in C on rank 1 for longer than a rank may be silent."""
+    import ctypes
+
+    if comm.rank == 1:
+        ctypes.PyDLL(None).sleep(seconds)
+    return comm.rank
+
+
+def misses_a_rank_in_a_part(comm):
+    """Hold the interpreter on rank 0: the first sum of objects duplicates the communicator."""
+    part = comm.Split(0, comm.rank)
+    return part.allreduce(1) if comm.rank == 0 else None
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.long
+@pytest.mark.parametrize("cluster", [2], indirect=True)
+def test_ranks_that_hold_the_interpreter_are_told_apart(cluster):
+    assert cluster.run(computes_in_one_call, 15) == [0, 1]
+    with pytest.raises(
+        RankError, match=r"rank 0 waits in Allreduce, line .* of misses_a"
+    ) as caught:
+        cluster.run(misses_a_rank_in_a_part)
+    assert (caught.value.kind, caught.value.ranks) == ("deadlock", (1,))
+    large = cluster.run(lambda comm: bytes(3 << 20) + bytes([comm.rank]))
+    assert [len(each) for each in large] == [(3 << 20) + 1] * 2
+    assert [each[-1] for each in large] == [0, 1]
+    assert not list(cluster.folder.glob("reply-*"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -96,13 +97,13 @@ def test_whatever_a_function_does_becomes_an_outcome(monitor, tmp_path):
     assert raised["error"] == "ZeroDivisionError: division by zero"
     assert "in divide" in raised["traceback"]
     assert "rank.py" not in raised["traceback"]
-    assert supervision.read_states(tmp_path, {0: 3})[0]["phase"] == "raised"
-    assert supervision.read_states(tmp_path, {0: 2}) == {}
+    assert supervision.States(tmp_path, {0: 3}).read(1.0)[0]["phase"] == "raised"
+    assert supervision.States(tmp_path, {0: 2}).read(1.0) == {}
 
 
 def test_a_main_thread_in_c_code_stands_still_and_one_in_python_moves(monitor, tmp_path):
     def since():
-        return time.monotonic() - json.loads(monitor.path.read_text())["since"]
+        return json.loads(monitor.path.read_text())["age_s"]
 
     monitor.enter("running", 1)
     seen = []
@@ -166,51 +167,147 @@ def test_deaths_are_reported_in_their_order_also_when_seen_at_once():
     waiting[1].communicate()
 
 
-@pytest.fixture
-def late(monkeypatch):
-    """Look at a process that waits, every second until a time: is it late by then?"""
+def test_a_stopped_process_is_frozen_and_one_that_sleeps_is_not():
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    while (letter := supervision._process(process.pid)[0]) != "S":
-        time.sleep(0.05)  # it starts still, or loads
     pids = supervision.RankProcesses({0: process.pid})
-    pids.looked_s = 0.0
-    seen = {"s": 0.0}
 
-    def late(until_s, faults=7, phase="running", pause_s=1.0):
-        monkeypatch.setattr(supervision, "_process", lambda pid: (letter, faults))
-        found = []
-        while not found and seen["s"] < until_s:
-            seen["s"] = min(until_s, seen["s"] + pause_s)
-            states = {0: {"beat": 0.0, "phase": phase}}
-            pids.renew(states, seen["s"])
-            found = pids.frozen(states, seen["s"])
-        return found
+    def late(*times):
+        return [pids.frozen({}, now_s) for now_s in times]
 
-    yield late
+    assert late(0.0, 1000.0) == [[], []]
+    process.send_signal(signal.SIGSTOP)
+    while supervision._letter(process.pid) != "T":
+        time.sleep(0.01)
+    assert late(1001.0, 1001.0 + supervision.FROZEN_S) == [[], []]
+    assert late(1002.0 + supervision.FROZEN_S) == [[0]]
+    process.send_signal(signal.SIGCONT)
+    while supervision._letter(process.pid) == "T":
+        time.sleep(0.01)
+    assert late(2000.0) == [[]]
     process.communicate(b"\n")
     pids.close()
 
 
-def test_a_silent_process_is_frozen(late):
-    assert late(supervision.SILENT_S) == []
-    assert late(supervision.SILENT_S + 1) == [0]
+def write_state(folder, number, beat, **changed):
+    """Write the state of a rank as its monitor does."""
+    state = {
+        "pid": 0, "thread": 0xABC, "request": 1, "phase": "running", "beat": beat, "age_s": 0.0,
+        "spent_s": 9.0, "call": "", "place": "", "ended": {},
+    }  # fmt: skip
+    (folder / f"state-rank{number}.json").write_text(json.dumps(state | changed))
 
 
-def test_a_process_that_loads_is_not_frozen(late):
-    assert late(supervision.SILENT_S) == []
-    # pages were read since the last look, so the silence counts from here
-    assert late(2 * supervision.SILENT_S, faults=9) == []
-    assert late(3 * supervision.SILENT_S, faults=9) == [0]
+STACK = """Timeout (0:00:03)!
+Thread 0x0000000000000def (most recent call first):
+  File "/usr/lib/python3/threading.py", line 12 in wait
+
+Thread 0x0000000000000abc (most recent call first):
+  File "{file}", line {line} in work
+  File "/somewhere/else.py", line 3 in <module>
+"""
 
 
-def test_a_rank_that_has_done_its_part_may_be_silent(late):
-    assert late(4 * supervision.SILENT_S, phase="returned") == []
+def test_a_rank_on_another_machine_is_silent_when_neither_state_nor_stack_comes(tmp_path):
+    states, pids = supervision.States(tmp_path, {0: 1}), supervision.RankProcesses({})
+
+    def late(now_s):
+        return pids.frozen(states.read(now_s), now_s)
+
+    now_s = 1e6  # of this machine's clock: the ranks write none
+    for beat in range(20):
+        write_state(tmp_path, 0, beat, age_s=float(beat))
+        now_s += 1
+        assert late(now_s) == []
+        assert states.read(now_s)[0]["since"] == now_s - beat
+    for count in range(1, 10):  # it holds the interpreter, and its stacks come
+        (tmp_path / "stack-rank0").write_text(count * STACK.format(file="a.py", line=1))
+        now_s += 4
+        assert late(now_s) == []
+    while now_s < 1e6 + 56 + supervision.SILENT_S:
+        now_s += 1
+        assert late(now_s) == []
+    assert late(now_s + 1) == [0]
+    # this machine was paused itself
+    assert late(now_s + 1 + 2 * supervision.PAUSE_S) == []
+    write_state(tmp_path, 0, 100, phase="returned")
+    for more_s in range(20, 60, 4):
+        assert late(now_s + more_s) == []
 
 
-def test_a_pause_of_the_whole_machine_is_not_a_ranks(late):
-    assert late(5.0) == []
-    assert late(5.0 + 2 * supervision.SILENT_S, pause_s=2 * supervision.SILENT_S) == []
-    assert late(6.0 + 3 * supervision.SILENT_S) == [0]
+def test_a_stack_tells_a_call_of_mpi_from_a_long_computation(tmp_path):
+    code = tmp_path / "code.py"
+    code.write_text("total = sum(range(n))\nboth = part.allreduce(1)\n")
+    write_state(tmp_path, 0, 1)
+
+    def call(line, file=code, cell=""):
+        states = supervision.States(tmp_path, {0: 1}, cell)
+        (tmp_path / "stack-rank0").write_text(STACK.format(file=file, line=line))
+        states.read(1.0)
+        states.read(4.0)
+        state = states.read(2.0 + supervision.MUTE_S)[0]
+        assert state["place"] == f"line {line} of work"
+        return state["call"]
+
+    assert call(1) == ""
+    assert call(2) == "Allreduce"
+    assert call(2, "<a cell>") == ""
+    assert call(2, "<a cell>", code.read_text()) == "Allreduce"
+
+
+def test_a_deadlock_is_told_only_when_every_rank_has_shown_once_more_that_it_waits(tmp_path):
+    # rank 1 has waited long when rank 0 returns, and gets the message a moment later
+    write_state(tmp_path, 0, 1, phase="returned")
+    write_state(tmp_path, 1, 1, call="Recv", age_s=60.0)
+    looks, now = iter(range(1000)), iter(range(1000, 2000))
+
+    def clock():
+        return next(now) / 5
+
+    def collect(replies):
+        if next(looks) == 30:
+            replies |= {0: {"phase": "returned"}, 1: {"phase": "returned"}}
+
+    found = supervision.supervise(tmp_path, 2, {0: 1, 1: 1}, Pids(), collect, clock=clock)
+    assert found[1] is None
+    beats = iter(range(2, 1000))
+
+    def still(_replies):
+        write_state(tmp_path, 1, next(beats), call="Recv", age_s=60.0)
+
+    error = supervision.supervise(tmp_path, 2, {0: 1, 1: 1}, Pids(), still, clock=clock)[1]
+    assert (error.kind, error.ranks) == ("deadlock", (0,))
+
+
+def test_ranks_that_left_their_batches_at_different_steps_are_told_to_compare_them(tmp_path):
+    waits = {"announced": True, "age_s": 60.0, "spent_s": 0.0}
+    ended = "the end of its epoch, after batch 9"
+    beats = iter(range(1000))
+
+    def still(_replies):
+        beat = next(beats)
+        write_state(tmp_path, 1, beat, call=ended, ended={"batches": 9}, **waits)
+        update = "the exchange of update 10"
+        write_state(tmp_path, 0, beat, call=update, ended={"batches": 9}, **waits)
+
+    looks = iter(range(1000))
+    error = supervision.supervise(
+        tmp_path, 2, {0: 1, 1: 1}, Pids(), still, clock=lambda: 1000.0 + next(looks)
+    )[1]
+    assert error.kind == "deadlock"
+    assert "compare the ranks' numbers of batches" in str(error)
+    assert f"rank 1 waits in {ended}" in error.detail
+    assert "rank 0 waits in the exchange of update 10" in error.detail
+
+
+def test_the_launcher_between_machines_tells_which_rank_ended_first(tmp_path):
+    (tmp_path / errors.LAUNCHER_LOG).write_text(
+        "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
+        "=   PID 4321 RUNNING AT node2\n=   EXIT CODE: 9\n"
+    )
+    error = errors.died([0], tmp_path, {0: 1234, 1: 4321})
+    assert error.ranks == (1,)
+    assert "rank 1: exit code 9 on node2" in error.detail
+    assert errors.died([0], tmp_path, {0: 1234, 1: 5}, wait_s=0).ranks == (0,)
 
 
 class Pids:
@@ -223,9 +320,6 @@ class Pids:
     def dead(self, timeout_s):
         time.sleep(timeout_s / 10)
         return self.gone
-
-    def renew(self, states, now_s):
-        pass
 
     def frozen(self, states, now_s):
         return self.standing
@@ -250,10 +344,8 @@ def test_supervise_returns_at_the_first_thing_that_is_past_mending(tmp_path):
     # One has failed and the other never answers: the failure is told after a moment.
     assert wait_for(tmp_path, Pids(), {1: bad})[1].ranks == (1,)
     # All say they have finished long ago, and no answer comes.
-    long_ago = time.monotonic() - supervision.LOST_S - 1
-    state = {"request": 1, "phase": "returned", "since": long_ago, "beat": long_ago, "call": ""}
     for number in range(2):
-        (tmp_path / f"state-rank{number}.json").write_text(json.dumps({**state, "place": ""}))
+        write_state(tmp_path, number, 1, phase="returned", age_s=supervision.LOST_S + 1)
     assert wait_for(tmp_path, Pids(), {})[1].kind == "lost"
 
 
@@ -262,12 +354,9 @@ STALL = "stall_inspector.cc:107] One or more tensors ...\nMissing ranks:\n0: [a]
 
 def note_states(folder, *phases):
     """Write the states of ranks that have been in these phases for a while; give the time."""
-    began = time.monotonic()
     for number, phase in enumerate(phases):
-        state = {"request": 1, "phase": phase, "since": began, "beat": began, "spent_s": 9.0}
-        text = json.dumps({**state, "call": "", "place": ""})
-        (folder / f"state-rank{number}.json").write_text(text)
-    return began
+        write_state(folder, number, 1, phase=phase)
+    return time.monotonic()
 
 
 def test_stall_of_an_earlier_run_is_no_deadlock_of_this_one(tmp_path):

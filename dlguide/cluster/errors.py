@@ -15,6 +15,8 @@ from dlguide.errors import ranks_in_words
 LAUNCHER_LOG = "cluster.log"
 SHUT_DOWN = "Horovod has been shut down"  # the error on a rank when another one has gone
 ENDING = re.compile(r"^\[\d+\](\d+):Return code = (\d+(?:, signaled with \w+)?)", re.MULTILINE)
+# Hydra, between machines: the process that ended first
+ENDED_AT = re.compile(r"PID (\d+) RUNNING AT (\S+)\s*\n.*EXIT CODE: (\d+)")
 
 # TensorFlow repeats the whole stack, 50 lines, before it says what happened.
 GRAPH_STACK = re.compile(r"Detected at node [^\n]*\n(?:[ \t]*\n|[ \t]+File [^\n]*\n)+")
@@ -56,18 +58,22 @@ class RankError(RuntimeError):
         return f"RankError: {self}".splitlines()
 
 
-def died(ranks: Sequence[int], folder: Path, wait_s: float = 0.5) -> RankError:
+def died(
+    ranks: Sequence[int], folder: Path, pids: Mapping[int, int] | None = None, wait_s: float = 0.5
+) -> RankError:
     """Describe ranks whose process ended during a run, with the last lines of their output.
 
     When one rank dies the launcher ends the others with SIGINT, so several may be gone when they
     are looked at: the launcher's log shows which were not ended by it. Without a log (attached
-    ranks) the first of `ranks`, which are in the order of their deaths, is to blame.
+    ranks) the first of `ranks`, which are in the order of their deaths, is to blame. One on another
+    machine is known by its id in `pids`.
     """
     deadline = time.monotonic() + wait_s
-    while not (endings := read_endings(folder)) and time.monotonic() < deadline:
+    while not (endings := read_endings(folder, pids)) and time.monotonic() < deadline:
         time.sleep(0.02)
     first = [rank for rank in ranks if "Interrupt" not in endings.get(rank, "")] or list(ranks)
     first = sorted(first) if endings else first[:1]
+    first = sorted(ended_first(folder, pids)) or first
     words = [f"rank {rank}: {endings[rank]}" for rank in first if rank in endings]
     for rank in first:
         tail = _read(log_path(folder, rank)).strip().splitlines()[-15:]
@@ -91,10 +97,17 @@ def aborted(ranks: int, folder: Path) -> RankError | None:
     return None
 
 
-def read_endings(folder: Path) -> dict[int, str]:
+def read_endings(folder: Path, pids: Mapping[int, int] | None = None) -> dict[int, str]:
     """Read from the launcher's log how ranks ended that did not exit with status 0."""
     found = ENDING.findall(_read(folder / LAUNCHER_LOG))
-    return {int(rank): f"return code {how}" for rank, how in found}
+    return ended_first(folder, pids) | {int(rank): f"return code {how}" for rank, how in found}
+
+
+def ended_first(folder: Path, pids: Mapping[int, int] | None) -> dict[int, str]:
+    """Read from the log of a launcher for several machines which rank it missed first, and how."""
+    ranks = {str(pid): rank for rank, pid in (pids or {}).items()}
+    found = ENDED_AT.findall(_read(folder / LAUNCHER_LOG))
+    return {ranks[pid]: f"exit code {code} on {host}" for pid, host, code in found if pid in ranks}
 
 
 def _read(log: Path) -> str:

@@ -49,7 +49,7 @@ class RankMagics(ParallelMagics):
             if self.view.client is not cluster.client:  # the ranks were started again
                 before, self.view = self.view, _view(cluster)
                 self.view.block, self.view.targets = before.block, before.targets
-            self.watch = watch = Watch(self, cluster)
+            self.watch = watch = Watch(self, cluster, cell)
             try:
                 given = super().parallel_execute(cell, block=block, **options)
             except Exception:
@@ -86,9 +86,9 @@ class RankMagics(ParallelMagics):
 class Watch(threading.Thread):
     """Observes the ranks during a cell and ends them when waiting is useless."""
 
-    def __init__(self, magics: RankMagics, cluster: Any) -> None:
+    def __init__(self, magics: RankMagics, cluster: Any, cell: str) -> None:
         super().__init__(name="dlguide-watch", daemon=True)
-        self.magics, self.before = magics, magics.last_result
+        self.magics, self.before, self.cell = magics, magics.last_result, cell
         self.folder, self.engines = cluster.folder, cluster.engines
         self.submitted = threading.Event()
         self.error: RankError | None = None
@@ -107,7 +107,8 @@ class Watch(threading.Thread):
         requests = {ranks[i]: each for i, each in zip(targets, result.msg_ids, strict=True)}
         local = processes.local_pids(self.engines)
         with closing(RankProcesses(local)) as pids:
-            found = supervise(self.folder, len(self.engines), requests, pids, self._collect, True)
+            count = len(self.engines)
+            found = supervise(self.folder, count, requests, pids, self._collect, True, self.cell)
         replies, error = found
         if error is not None and len(replies) < len(requests):
             error.add_note("The ranks were stopped; the next cell or run starts them again.")

@@ -2,7 +2,9 @@
 
 The launcher must distinguish a rank that computes from one that waits indefinitely. Only the
 rank knows, and its main thread may be stuck in C code; so a thread beside it inspects the main
-thread four times a second and writes its state into the cluster's folder.
+thread four times a second and writes what has changed into the cluster's folder. C code that holds
+the interpreter silences that thread too: then a thread of `faulthandler`, which needs no
+interpreter, writes where the main thread is. So a rank on any machine shows that it runs.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import dis
+import faulthandler
 import functools
 import gc
 import inspect
@@ -20,7 +23,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -31,7 +35,10 @@ from dlguide.collectives.autotune import library_version
 from dlguide.machine import threads
 from dlguide.machine.onednn_switch import adopt
 
-BEAT_S = 0.25
+LARGE = 1 << 20  # bytes; larger arguments and results go through the cluster's folder
+BEAT_S = 0.25  # between two looks at the main thread
+WRITE_S = 1.0  # a rank that works writes its state at least so often; an idle one, never
+STACK_S = 3.0  # silent for so long, a rank shows its stack instead, again and again
 SAFE_PATH = "PYTHONSAFEPATH"
 SHARED_S = 10.0  # for so long an MPI that has started is asked for its shared memory
 NEW_OBJECTS = 10_000  # between two collections; Python 3.11 collects after 700 by default
@@ -61,12 +68,17 @@ class Monitor(threading.Thread):
 
     A pending call shows whether the main thread moves: Python runs it in the main thread as soon
     as that thread executes any Python, so if it has not run, the main thread is in C code.
-    `since` is the last time it ran.
+    `since` is the last time it ran. Written are ages, as other machines have other clocks.
     """
 
     def __init__(self, folder: str | Path, rank: int) -> None:
         super().__init__(name="dlguide-monitor", daemon=True)
         self.path = Path(folder, f"state-rank{rank}.json")
+        self.stack = Path(folder, f"stack-rank{rank}").open("ab", buffering=0)  # noqa: SIM115
+        self.armed = False
+        self.beats = 0
+        self.written_s = 0.0
+        self.call = ""  # as it was written last
         self.request: int | str = 0
         self.phase = "idle"
         self.since = time.monotonic()
@@ -86,15 +98,17 @@ class Monitor(threading.Thread):
 
     def enter(self, phase: str, request: int | str) -> None:
         """Change the phase and write it at once."""
+        if phase == "running":
+            progress().clear()  # what an earlier call has done
         self.request, self.phase = request, phase
         self.since, self.spent_before_s = time.monotonic(), time.thread_time()
         self.write()
 
     def run(self) -> None:
-        """Write the state until the process ends."""
+        """Look at the main thread until the process ends."""
         looked_s = 0.0
         while True:
-            self.write()
+            self.look()
             if not self.shared_noted and not {"mpi4py.MPI", "horovod"}.isdisjoint(sys.modules):
                 self.note_shared_memory()
                 looked_s = looked_s or time.monotonic()
@@ -108,25 +122,43 @@ class Monitor(threading.Thread):
         self.shared_note.write_text("\n".join(shared))
         self.shared_noted = bool(shared)
 
-    def write(self) -> None:
-        """Write the state atomically: a reader sees the old or the new one."""
+    def look(self) -> None:
+        """Write the state of a rank that works, if it has changed or is old."""
+        if self.phase != "running":
+            if self.armed:
+                faulthandler.cancel_dump_traceback_later()
+            self.armed = False
+            return
+        faulthandler.dump_traceback_later(STACK_S, repeat=True, file=self.stack)
+        self.armed = True
+        if os.fstat(self.stack.fileno()).st_size:
+            self.stack.truncate(0)
         if not self.pending:
             self.pending = True
             ctypes.pythonapi.Py_AddPendingCall(self.probe, None)
+        if self.position()["call"] != self.call or time.monotonic() - self.written_s > WRITE_S:
+            self.write()
+
+    def write(self) -> None:
+        """Write the state atomically: a reader sees the old or the new one."""
+        now_s, position = time.monotonic(), self.position()
+        self.beats, self.written_s, self.call = self.beats + 1, now_s, position["call"]
         state = {
             "pid": os.getpid(),
+            "thread": self.thread,
             "request": self.request,
             "phase": self.phase,
-            "beat": time.monotonic(),
-            "since": self.since,
+            "beat": self.beats,
+            "age_s": now_s - self.since,
             "spent_s": self.spent_s(),
-            **self.position(),
+            **position,
+            "ended": progress(),
         }
         if self.phase == "running":
-            state |= announced()
+            state |= announced(now_s)
         draft = self.path.with_name(f".{self.path.name}.{threading.get_ident()}")
         draft.write_text(json.dumps(state))
-        draft.replace(self.path)  # without an fsync: four times a second, and of no later use
+        draft.replace(self.path)  # without an fsync: every second, and of no later use
 
     def spent_s(self) -> float:
         """Return the processor time the main thread has used since it last moved (s).
@@ -146,26 +178,39 @@ class Monitor(threading.Thread):
             return {"call": "", "place": ""}
         frame = sys._current_frames().get(self.thread)
         call = blocking_call(frame) if frame else ""
-        return {"call": call, "place": _place(frame)}
+        return {"call": call, "place": place_of(_outwards(frame))}
 
 
-def announced() -> dict[str, Any]:
+def announced(now_s: float) -> dict[str, Any]:
     """Return in what a training step says that it waits for the other ranks."""
     exchange = sys.modules.get("dlguide.distributed.exchange")
     waiting = getattr(exchange, "waiting", ())
-    return {"call": waiting[-1][0], "since": waiting[-1][1], "announced": True} if waiting else {}
+    if not waiting:
+        return {}
+    what, since = waiting[-1]
+    return {"call": what, "age_s": now_s - since, "announced": True}
 
 
-def _place(frame: FrameType | None) -> str:
-    """Return the line and function of the innermost frame that is in no library."""
+def progress() -> dict[str, int]:
+    """Return how many updates and batches the training that this rank is in has ended."""
+    exchange = sys.modules.get("dlguide.distributed.exchange")
+    return getattr(exchange, "progress", {})
+
+
+def place_of(frames: Iterable[tuple[str, int, str]]) -> str:
+    """Return line and function of the innermost of (file, line, function) that is in no library."""
     inside = (sys.base_prefix, str(OWN_FOLDER.parent), "<string>", "<frozen")
-    while frame is not None:
-        name = frame.f_code.co_filename
+    for name, line, function in frames:
         if "site-packages" not in name and not name.startswith(inside):
-            what = frame.f_code.co_name.replace("<module>", "the cell or script")
-            return f"line {frame.f_lineno} of {what}"
-        frame = frame.f_back
+            return f"line {line} of {function.replace('<module>', 'the cell or script')}"
     return ""
+
+
+def _outwards(frame: FrameType | None) -> Iterator[tuple[str, int, str]]:
+    """Yield file, line and function of a frame and of its callers."""
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+        frame = frame.f_back
 
 
 def blocking_call(frame: FrameType) -> str:
@@ -360,7 +405,7 @@ def extend_path(path: list[str]) -> None:
     sys.path += [each for each in path if each not in sys.path]
 
 
-def call_pickled(sent: bytes | str, group: tuple[int, ...] | None, path: list[str]) -> bytes:
+def call_pickled(sent: bytes | str, group: tuple[int, ...] | None, path: list[str]) -> bytes | str:
     """Call a pickled (function, args, kwargs), or a file of it, on a group; None for all ranks.
 
     `path` says where the caller looks for modules.
@@ -369,10 +414,10 @@ def call_pickled(sent: bytes | str, group: tuple[int, ...] | None, path: list[st
     import IPython
 
     def call() -> bytes:
-        packed = Path(sent).read_bytes() if isinstance(sent, str) else sent
+        given = Path(sent).read_bytes() if isinstance(sent, str) else sent
         extend_path(path)
         load_edited()
-        function, args, kwargs = cloudpickle.loads(packed)
+        function, args, kwargs = cloudpickle.loads(given)
         args, kwargs = with_communicator(function, args, kwargs, group)
         return cloudpickle.dumps(function(*args, **kwargs))
 
@@ -380,7 +425,39 @@ def call_pickled(sent: bytes | str, group: tuple[int, ...] | None, path: list[st
     edited.remember()
     sys.stdout.flush()
     sys.stderr.flush()
-    return cloudpickle.dumps(reply)
+    return packed(reply)
+
+
+def packed(reply: dict[str, Any]) -> bytes | str:
+    """Pickle a reply; a large one goes into a file of the cluster's folder, which is returned.
+
+    So what is sent is small and arrives at once, or never.
+    """
+    import cloudpickle
+
+    sent = cloudpickle.dumps(reply)
+    if len(sent) <= LARGE:
+        return sent
+    path = Path(os.environ[processes.FOLDER], f"reply-{uuid.uuid4().hex}")
+    try:
+        path.write_bytes(sent)
+    except OSError:  # the folder's file system is full
+        path.unlink(missing_ok=True)
+        return sent
+    return str(path)
+
+
+def unpacked(sent: bytes | str) -> dict[str, Any]:
+    """Return the reply that `packed` has sent."""
+    import cloudpickle
+
+    if isinstance(sent, bytes):
+        return cloudpickle.loads(sent)
+    path = Path(sent)
+    with path.open("rb") as file:
+        reply = cloudpickle.load(file)
+    path.unlink()
+    return reply
 
 
 def with_communicator(

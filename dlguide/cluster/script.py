@@ -234,7 +234,8 @@ def _wait(
     everyone = range(ranks)
     requests = dict.fromkeys(everyone, 1)
     deadline = time.monotonic() + START_S
-    while len(states := supervision.read_states(folder, requests)) < ranks:
+    begun = supervision.States(folder, requests)
+    while len(states := begun.read(time.monotonic())) < ranks:
         _check_world(folder, ranks, launcher)
         if launcher.poll() is not None or time.monotonic() > deadline:
             missing = [rank for rank in everyone if rank not in states]

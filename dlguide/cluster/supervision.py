@@ -3,12 +3,13 @@
 Three things are observed: the processes themselves (a dead one is noticed at once), the state
 that each rank's monitor writes, and the warnings of Horovod's stall inspector. A slow rank is
 never taken for a deadlock: that verdict needs every rank that is waited for to have returned or
-to wait for something itself.
+to wait for something itself, and to do so still when each of them has shown itself once more.
 """
 
 from __future__ import annotations
 
 import json
+import linecache
 import os
 import re
 import select
@@ -24,20 +25,19 @@ from dlguide.cluster import errors, processes
 from dlguide.cluster import rank as rank_side
 from dlguide.cluster.errors import RankError
 from dlguide.cluster.output import RankOutput
-from dlguide.cluster.rank import STALL_WARNING_S, log_path
+from dlguide.cluster.rank import LARGE, STACK_S, STALL_WARNING_S, log_path
 from dlguide.errors import ranks_in_words
 
-LARGE = 1 << 20  # bytes; larger arguments go through the cluster's folder
 LOOK_S = 0.05
 JUDGE_S = 0.25
 GRACE_S = 1.0  # after the first failure, for the others to fail too and to report why
-LOST_S = 20.0  # the transfer of a very large result may take this long
+LOST_S = 20.0  # an answer, which is small, may take this long
 BLOCKED_S = 2.5  # in the same call for this long, without a line of Python in between
 SPENT_S = 0.4  # CPU time in the call: on a full machine a rank may only not get a core
-MUTE_S = 10.0  # no sign of life while another rank has ended
+MUTE_S = 2 * STACK_S  # without a state, while a stack says where the rank is
 FROZEN_S = 8.0  # stopped (SIGSTOP, a debugger) for this long
-SILENT_S = 25.0  # no sign of life from the monitor for this long
-PAUSE_S = 5.0  # between two looks: then the whole machine was paused, not a rank
+SILENT_S = 10.0  # neither state nor stack from a rank on another machine: three of its stacks
+PAUSE_S = 5.0  # between two looks: then this machine was paused, not a rank
 LONG_CALL_S = 30.0  # for calls that match but take long, as a very large message does
 
 Replies = dict[int, dict[str, Any]]
@@ -82,7 +82,7 @@ class RemoteCall:
         def collect(replies: Replies) -> None:
             for rank, call in self.calls.items():
                 if rank not in replies and call.ready() and call.successful():
-                    replies[rank] = cloudpickle.loads(call.get())
+                    replies[rank] = rank_side.unpacked(call.get())
             on_look()
             output.show()
 
@@ -124,20 +124,23 @@ def supervise(
     pids: RankProcesses,
     collect: Callable[[Replies], None],
     patient: bool = False,
+    cell: str = "",
+    clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Replies, RankError | None]:
     """Wait until all ranks have answered or one failure ends the call; return replies and failure.
 
-    After a failure, `patient` waits for the others as long as they move.
+    After a failure, `patient` waits for the others as long as they move. `cell` is the code that
+    they run, where it is a notebook's.
     """
     stalls = StallWarnings(log_path(folder, 0))
     stalls.read(float("-inf"))  # warnings of earlier runs do not count
-    # Other machines have other clocks; if one of their ranks dies, the launcher ends ours.
-    local = len(pids.pids) == cluster_size
+    seen = States(folder, requests, cell)
     replies: Replies = {}
     judged_s = failed_s = 0.0
+    suspected: dict[int, float] | None = None
     while True:
         dead = pids.dead(LOOK_S)
-        now_s = time.monotonic()
+        now_s = clock()
         collect(replies)
         lost = [rank for rank in dead if rank not in replies]
         failed = any(reply["phase"] != "returned" for reply in replies.values())
@@ -145,17 +148,27 @@ def supervise(
         if complete and not failed:
             return replies, None
         stuck = None
-        if local and not complete and now_s - judged_s > JUDGE_S:
+        if not complete and now_s - judged_s > JUDGE_S:
             judged_s = now_s
             stalls.read(now_s)
-            stuck = _judge(read_states(folder, requests), requests, cluster_size, pids, stalls)
+            states = seen.read(now_s)
+            stuck = _judge(states, requests, cluster_size, pids, stalls, now_s)
+            shown = {rank: state["shown"] for rank, state in states.items()}
+            running = [rank for rank, state in states.items() if state["phase"] == "running"]
+            if stuck is None or suspected is None:
+                suspected = None if stuck is None else shown
+                stuck = None
+            elif stuck.kind == "deadlock" and any(shown[r] == suspected.get(r) for r in running):
+                stuck = None  # until each rank has shown that it waits still
         if failed:
             failed_s = failed_s or now_s
-            late = now_s - failed_s > GRACE_S and not (patient and local)
+            late = now_s - failed_s > GRACE_S and not patient
             if complete or lost or late or stuck:
                 return replies, errors.aborted(cluster_size, folder) or errors.failed(replies)
         elif lost:
-            return replies, errors.aborted(cluster_size, folder) or errors.died(lost, folder)
+            known = {rank: state["pid"] for rank, state in seen.read(now_s).items()}
+            error = errors.aborted(cluster_size, folder) or errors.died(lost, folder, known)
+            return replies, error
         elif stuck is not None:
             return replies, stuck
 
@@ -166,10 +179,9 @@ def _judge(
     cluster_size: int,
     pids: RankProcesses,
     stalls: StallWarnings,
+    now_s: float,
 ) -> RankError | None:
     """Decide from the states that the ranks' monitors have written whether waiting is useless."""
-    now_s = time.monotonic()
-    pids.renew(states, now_s)
     if frozen := pids.frozen(states, now_s):
         return errors.frozen(frozen)
     if len(states) < len(requests):
@@ -179,7 +191,7 @@ def _judge(
             return None  # the answers are on their way
         message = "every rank has finished, but the answers do not arrive: the controller is gone."
         return RankError("lost", list(requests), message)
-    absent = {"phase": "absent", "since": 0.0, "beat": now_s, "call": "", "place": ""}
+    absent = {"phase": "absent", "since": 0.0, "call": "", "place": ""}
     everyone = {rank: states.get(rank, absent) for rank in range(cluster_size)}
     return deadlock(everyone, stalls.current(now_s), now_s, stalls.seen_s)
 
@@ -224,9 +236,7 @@ def deadlock(
     """Decide from the ranks' states and Horovod's newest warning whether they are in a deadlock."""
     still = {rank: now_s - state["since"] for rank, state in states.items()}
     ended = {rank for rank, state in states.items() if state["phase"] != "running"}
-    # The first sum of Python objects holds the interpreter, so its rank's monitor falls silent.
-    mute = {rank for rank in states if ended and now_s - states[rank]["beat"] >= MUTE_S} - ended
-    blocked = mute | {
+    blocked = {
         rank
         for rank, state in states.items()
         if rank not in ended and state["call"]
@@ -272,10 +282,11 @@ def _verdict(
             doing = f"has {state['phase']}"
         else:
             call = state["call"] or ", ".join(f"`{name}`" for name in waits_for.get(rank, ()))
-            mute = now_s - state["beat"] >= MUTE_S
-            doing = f"waits in {call}" if call else "does not answer" if mute else "computes"
+            doing = f"waits in {call}" if call else "computes"
             doing += f", {state['place']}" if state["place"] else ""
             doing += f", for {now_s - state['since']:.1f} s"
+        done = [f"{count} {what}" for what, count in state.get("ended", {}).items()]
+        doing += f", after {' and '.join(done)}" if done else ""
         lines.append(f"  rank {rank} {doing}")
     for rank, names in sorted(missing.items()):
         lines.append(f"  rank {rank} has not joined {', '.join(f'`{name}`' for name in names)}")
@@ -285,22 +296,76 @@ def _verdict(
     advice = "Every rank must make the same collective calls in the same order."
     if calls and calls <= rank_side.SENDS | rank_side.RECEIVES:
         advice = "Each message needs one rank that sends and another one that receives."
+    ended = [state.get("ended", {}) for state in states.values()]
+    if any(ended) and (missing or any("announced" in state for state in states.values())):
+        advice = (
+            "Every rank must take as many steps: compare the ranks' numbers of batches, which a "
+            "filter, `steps_per_epoch` or unequal parts of the data make unequal."
+        )
     waited = ranks_in_words(culprits)
     message = f"deadlock: the ranks wait for {waited} and would wait indefinitely. {advice}"
     return RankError("deadlock", culprits, message, "\n".join(lines))
 
 
-def read_states(folder: Path, requests: Mapping[int, int | str]) -> dict[int, dict[str, Any]]:
-    """Read the states that belong to these requests; a rank that has not begun has none."""
-    states = {}
-    for rank, request in requests.items():
-        try:
-            state = json.loads((folder / f"state-rank{rank}.json").read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
-            continue
-        if state["request"] == request:
+class States:
+    """The states of the ranks that work on these requests, with times of this machine's clock."""
+
+    def __init__(self, folder: Path, requests: Mapping[int, int | str], cell: str = "") -> None:
+        self.folder, self.requests, self.cell = folder, requests, cell
+        self._seen: dict[tuple[str, int], tuple[str, float]] = {}
+        self._looked_s = 0.0
+
+    def read(self, now_s: float) -> dict[int, dict[str, Any]]:
+        """Return the states; a rank that has not begun has none.
+
+        Added are "since", when it moved last; "shown", when it showed last that it runs, by a new
+        state or a new stack; for one that holds the interpreter, which call of MPI its stack is in.
+        """
+        if now_s - self._looked_s > PAUSE_S:
+            self._seen.clear()
+        self._looked_s = now_s
+        states = {}
+        for rank, request in self.requests.items():
+            try:
+                state = json.loads((self.folder / f"state-rank{rank}.json").read_text())
+            except (FileNotFoundError, json.JSONDecodeError):
+                continue
+            if state["request"] != request:
+                continue
+            seen_s = self._first_seen("state", rank, str(state["beat"]), now_s)
+            state["shown"], state["since"] = seen_s, seen_s - state["age_s"]
+            if state["phase"] == "running" and now_s - seen_s >= MUTE_S:
+                self._add_stack(state, rank, now_s)
             states[rank] = state
-    return states
+        return states
+
+    def _first_seen(self, what: str, rank: int, text: str, now_s: float) -> float:
+        """Return when this text was there first (s)."""
+        before, seen_s = self._seen.get((what, rank), ("", now_s))
+        if before != text:
+            self._seen[what, rank] = text, now_s
+            return now_s
+        return seen_s
+
+    def _add_stack(self, state: dict[str, Any], rank: int, now_s: float) -> None:
+        """Add what the stack of a rank says that has written no state for a while."""
+        try:
+            text = (self.folder / f"stack-rank{rank}").read_text(errors="replace")
+        except FileNotFoundError:
+            return
+        *_, last = re.split(rf"^Thread 0x0*{state['thread']:x}\b.*\n", text, flags=re.MULTILINE)
+        if last == text:
+            return
+        frames = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', last.partition("\n\n")[0], re.M)
+        state["shown"] = self._first_seen("stack", rank, str(len(text)), now_s)
+        stack = [(file, int(line), function) for file, line, function in frames]
+        state["place"] = rank_side.place_of(stack)
+        if stack and "announced" not in state:
+            file, line, _ = stack[0]
+            code = linecache.getline(file, line) or "".join(self.cell.splitlines()[line - 1 : line])
+            called = [name.capitalize() for name in re.findall(r"\.(\w+)\(", code)]
+            state["call"] = next((name for name in called if name in rank_side.BLOCKING), "")
+            state["spent_s"] = float("inf")
 
 
 class RankProcesses:
@@ -313,9 +378,6 @@ class RankProcesses:
         self.polled: dict[int, str] = {}  # without a handle: who it was
         self.gone: list[int] = []
         self.stopped_since: dict[int, float] = {}
-        self.page_faults: dict[int, int] = {}
-        self.loaded_s: dict[int, float] = {}
-        self.looked_s = time.monotonic()
         for rank, pid in self.pids.items():
             try:
                 handle = os.pidfd_open(pid)
@@ -341,40 +403,20 @@ class RankProcesses:
                 del self.polled[rank]
         return list(self.gone)
 
-    def renew(self, states: Mapping[int, dict[str, Any]], now_s: float) -> None:
-        """Treat a process that loads from a disk as alive.
-
-        The first import of TensorFlow from a slow disk holds the interpreter for a minute, and
-        with it the rank's monitor; but the kernel counts the pages that it reads. After a pause
-        of the whole machine (a laptop that slept) silence does not mean anything either.
-        """
-        paused = now_s - self.looked_s > PAUSE_S
-        self.looked_s = now_s
-        for rank, state in states.items():
-            letter, faults = _process(self.pids.get(rank, 0))
-            if paused or letter == "D" or faults != self.page_faults.get(rank, faults):
-                self.loaded_s[rank] = now_s
-            self.page_faults[rank] = faults
-            state["beat"] = max(state["beat"], self.loaded_s.get(rank, 0.0))
-
     def frozen(self, states: Mapping[int, Mapping[str, Any]], now_s: float) -> list[int]:
-        """Return the ranks that are stopped or have been silent for too long.
+        """Return the ranks that are stopped, or on another machine and silent for too long.
 
         A rank that has returned is silent while it waits in MPI_Finalize for the others.
         """
         late = []
         for rank, pid in self.pids.items():
-            letter, _ = _process(pid)
-            if not letter:
-                continue
-            if letter not in "Tt":
+            if _letter(pid) not in "Tt":
                 self.stopped_since.pop(rank, None)
-            since = self.stopped_since.setdefault(rank, now_s) if letter in "Tt" else now_s
-            speaks = rank in states and states[rank]["phase"] == "running"
-            silent = now_s - states[rank]["beat"] if speaks else 0.0
-            if now_s - since > FROZEN_S or silent > SILENT_S:
+            elif now_s - self.stopped_since.setdefault(rank, now_s) > FROZEN_S:
                 late.append(rank)
-        return late
+        away = set(states) - set(self.pids)
+        silent = [r for r in away if now_s - states[r]["shown"] > SILENT_S]
+        return late + sorted(r for r in silent if states[r]["phase"] == "running")
 
     def close(self) -> None:
         """Close the process handles."""
@@ -384,10 +426,9 @@ class RankProcesses:
         self.handles.clear()
 
 
-def _process(pid: int) -> tuple[str, int]:
-    """Return a process's state, "" if it does not exist, and its major page faults."""
+def _letter(pid: int) -> str:
+    """Return the letter of a process's state, "-" if it does not exist."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return "", 0
-    return fields[0], int(fields[9])
+        return "-"

@@ -33,9 +33,10 @@ class RanksDifferError(RuntimeError):
     """Ranks that must be equal are not; raised on all of them together."""
 
 
-# What this process waits for others in, and since when (`time.monotonic()`): the supervisor of the
-# ranks reads it. Empty while it computes.
+# What this process waits for others in, and since when (`time.monotonic()`), empty while it
+# computes; how many "updates" and "batches" its training has ended. The supervisor reads both.
 waiting: list[tuple[str, float]] = []
+progress: dict[str, int] = {}
 
 
 @contextmanager
@@ -109,6 +110,7 @@ class Exchange:
                 self._through_window(arrays, out, weight, scale)
             else:
                 self._as_messages(arrays, out, weight, scale)
+        progress["updates"] = self.updates
         return list(out)
 
     def _agree(self, arrays: Sequence[np.ndarray], samples: float | None) -> tuple[float, float]:

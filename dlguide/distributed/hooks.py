@@ -17,7 +17,7 @@ from keras.src.callbacks.callback_list import CallbackList
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.trainer import Trainer
 
-from dlguide.distributed.exchange import announced
+from dlguide.distributed.exchange import announced, progress
 from dlguide.distributed.guard import require_equal_steps
 from dlguide.distributed.normalization import synchronize_layers
 from dlguide.distributed.weighting import (
@@ -161,6 +161,8 @@ def _agree_on_stop() -> None:
     def on_train_batch_end(self: Any, batch: int, logs: dict | None = None) -> Any:
         after_batch(self, batch, logs)
         self._dlguide_batches = getattr(self, "_dlguide_batches", 0) + 1
+        if exchanging(*optimizers_of(self.model)):
+            progress["batches"] = self._dlguide_batches
         _stop_together(self, "the end of batch {}", (logs or {}).get("loss"))
 
     @functools.wraps(after_epoch)
