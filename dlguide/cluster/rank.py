@@ -100,6 +100,7 @@ class Monitor(threading.Thread):
         """Change the phase and write it at once."""
         if phase == "running":
             progress().clear()  # what an earlier call has done
+            self.arm()  # now: the first thing it does may hold the interpreter
         self.request, self.phase = request, phase
         self.since, self.spent_before_s = time.monotonic(), time.thread_time()
         self.write()
@@ -129,8 +130,7 @@ class Monitor(threading.Thread):
                 faulthandler.cancel_dump_traceback_later()
             self.armed = False
             return
-        faulthandler.dump_traceback_later(STACK_S, repeat=True, file=self.stack)
-        self.armed = True
+        self.arm()
         if os.fstat(self.stack.fileno()).st_size:
             self.stack.truncate(0)
         if not self.pending:
@@ -138,6 +138,11 @@ class Monitor(threading.Thread):
             ctypes.pythonapi.Py_AddPendingCall(self.probe, None)
         if self.position()["call"] != self.call or time.monotonic() - self.written_s > WRITE_S:
             self.write()
+
+    def arm(self) -> None:
+        """Let `faulthandler` write the stack if nobody arms it again in time."""
+        faulthandler.dump_traceback_later(STACK_S, repeat=True, file=self.stack)
+        self.armed = True
 
     def write(self) -> None:
         """Write the state atomically: a reader sees the old or the new one."""
