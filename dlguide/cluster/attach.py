@@ -145,7 +145,10 @@ class AttachedCluster(Cluster):
             self._wait_for(lambda: len(self.client.ids) == self.ranks, "the new ranks")
 
     def _new_ranks(self) -> bool:
-        pids = self.client[:].apply_async(os.getpid)
+        ids = self.client.ids
+        if not ids:  # the old ones have gone in the meantime
+            return False
+        pids = self.client[ids].apply_async(os.getpid)
         pids.wait(1.0)
         answered = len(pids) == self.ranks and pids.ready() and pids.successful()
         return answered and set(pids.get()) != {each["pid"] for each in self.engines}
