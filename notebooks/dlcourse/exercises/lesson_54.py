@@ -57,32 +57,6 @@ def mean_of_passes(inputs):
     return [sum(n * mean for mean, n in own if n) / sum(n for _, n in own)] * len(inputs)
 
 
-PROGRAMS = {
-    "own mean": (lambda comm, losses, valid: (losses * valid).sum() / valid.sum(), "mean"),
-    "summed": (
-        lambda comm, losses, valid: (losses * valid).sum() / comm.allreduce(valid.sum()),
-        "sum",
-    ),
-    "averaged": (
-        lambda comm, losses, valid: (losses * valid).sum() / comm.allreduce(valid.sum()),
-        "mean",
-    ),
-    "scaled": (
-        lambda comm, losses, valid: (
-            (losses * valid).sum() / comm.allreduce(valid.sum()) * comm.size
-        ),
-        "mean",
-    ),
-    "by sentences": (
-        lambda comm, losses, valid: (
-            (losses * valid).sum() / valid.sum() * len(losses) / comm.allreduce(len(losses))
-        ),
-        "sum",
-    ),
-    "padded": (lambda comm, losses, valid: (losses * valid).mean(), "mean"),
-}
-
-
 def smallest_batch(share, image_s, ranks, nbytes, latency_s, bytes_per_s, copies, copied_per_s):
     if ranks == 1:
         return 1
