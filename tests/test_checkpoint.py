@@ -143,17 +143,18 @@ def test_weights_that_are_not_finite_are_never_written(bad, tmp_path):
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("where", ["magic", "checksum", "header", "data", "end"])
-def test_one_flipped_bit_is_noticed_wherever_it_is(where, tmp_path):
+def test_one_flipped_bit_is_noticed_wherever_it_is(tmp_path):
     path = checkpoint.save(tmp_path, *net(), 5, 1)
-    contents = bytearray(path.read_bytes())
-    header = contents.index(b"\n")
-    data = contents.index(b"\n", header + 1)
-    at = {"magic": 3, "checksum": header - 4, "header": header + 9, "data": data + 7, "end": -1}
-    contents[at[where]] ^= 4
-    path.write_bytes(contents)
-    with pytest.raises(CheckpointError, match=f"{path} (is damaged|does not begin)"):
-        checkpoint.read(path)
+    whole = path.read_bytes()
+    header = whole.index(b"\n")
+    data = whole.index(b"\n", header + 1)
+    anywhere = random.Random(0).choices(range(len(whole)), k=50)
+    for place in (3, header - 4, header + 9, data + 7, -1, *anywhere):
+        contents = bytearray(whole)
+        contents[place] ^= 1 << place % 8
+        path.write_bytes(contents)
+        with pytest.raises(CheckpointError, match=f"{path} (is damaged|does not begin)"):
+            checkpoint.read(path)
 
 
 @pytest.mark.parametrize("length", [0, 10, 100, -1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -20,7 +21,7 @@ import psutil
 import pytest
 from lanes import long
 
-from dlguide.cluster import Cluster, RankError
+from dlguide.cluster import Cluster, RankError, engine
 from dlguide.machine import describe, threads
 
 pytestmark = pytest.mark.timeout(240)
@@ -306,6 +307,23 @@ def test_a_signal_reaches_every_rank_and_no_other_process(running):
             assert time.monotonic() < deadline + 20
             time.sleep(0.1)
         assert cluster.run(failures.is_well) == [sum(range(1, ranks + 1))] * ranks
+
+
+def test_no_child_of_an_ended_controller_stays():
+    forks = "import os, time\nwhile os.fork():\n    time.sleep(0.001)\ntime.sleep(60)"
+    controller = subprocess.Popen([sys.executable, "-c", forks], start_new_session=True)
+    time.sleep(0.5)
+    engine._end_group(controller)
+    controller.wait()
+
+    def left(process):
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            living = process.status() != psutil.STATUS_ZOMBIE
+            return living and os.getsid(process.pid) == controller.pid
+
+    deadline = time.monotonic() + 5
+    while found := [*filter(left, psutil.process_iter())]:
+        assert time.monotonic() < deadline, found
 
 
 OWNER = """

@@ -301,6 +301,35 @@ def test_ranks_that_exchange_different_gradients_are_told(gradients):
             assert result["mismatch"] == "no error"
 
 
+def copies_move():
+    import copy
+    import pickle
+
+    import cloudpickle
+    import keras
+    import tensorflow as tf
+
+    import dlguide.horovod as hvd
+
+    hvd.init()
+    moved = []
+    for make in (
+        copy.copy,
+        copy.deepcopy,
+        lambda given: pickle.loads(pickle.dumps(given)),
+        lambda given: cloudpickle.loads(cloudpickle.dumps(given)),
+    ):
+        variable = keras.Variable(0.0)
+        optimizer = make(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5)))
+        optimizer.apply([tf.constant(float(hvd.rank()))], [variable])
+        moved.append(float(variable.numpy()))
+    return moved
+
+
+def test_copies_move_by_the_mean_of_all_ranks(tmp_path):
+    assert on_ranks(2, copies_move, tmp_path) == [[-0.25] * 4] * 2
+
+
 def several_move_with_a_loss_scale():
     import keras
     import tensorflow as tf

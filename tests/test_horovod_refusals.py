@@ -25,6 +25,20 @@ from dlguide.distributed import hooks
 from dlguide.horovod import reduction
 
 SGD = keras.optimizers.SGD
+REFUSED = [
+    ({"op": native.Max}, "`op` must be Average or Sum, got"),
+    ({"op": native.Adasum}, "work in `hvd.allreduce`"),
+    ({"groups": 0}, "`groups` must be a whole number of at least 1"),
+    ({"groups": [["kernel"]]}, "`groups` must be a whole number"),
+    ({"check_every": -1}, "`check_every` must be a whole number of at least 0"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "text"), REFUSED, ids=lambda value: str(value)[:40])
+def test_wrong_arguments_are_refused(arguments, text):
+    with pytest.raises(ValueError, match="must be") as error:
+        optimizer.DistributedOptimizer(SGD(0.1), **arguments)
+    assert text in str(error.value)
 
 
 NOT_HERE = [
@@ -229,3 +243,10 @@ def test_a_copy_of_a_distributed_optimizer_is_distributed(how):
         assert not hooks.reducers_of(COPIES[how](plain))
     again = COPIES[how](COPIES[how](own))
     assert len(hooks.reducers_of(again)) == 1
+
+
+def test_a_broadcast_in_a_graph_is_refused():
+    with tf.Graph().as_default():
+        variable = tf.Variable(1.0)
+        with pytest.raises(RuntimeError, match=r"which a `tf\.Graph` cannot do"):
+            state.broadcast_variables(variable, 0)

@@ -6,13 +6,18 @@ import ast
 import importlib.util
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import conftest
 import lanes
+import psutil
 import pytest
 
 TESTS = Path(__file__).parent
@@ -91,6 +96,18 @@ def test_a_test_is_in_its_files_first_lane_or_in_the_one_that_its_mark_names(bud
     for name, mark in (("test_b.py", ()), ("test_a.py", ("whole",))):
         with pytest.raises(pytest.UsageError, match="is marked `long` for lane"):
             conftest.lane_of(item(name, mark), files, ["unit"])
+
+
+def test_programs_that_start_ranks_are_seen_below_other_programs(tmp_path):
+    program = shutil.copy(shutil.which("sleep"), tmp_path / "mpiexec.hydra")
+    process = subprocess.Popen(["sh", "-c", f"{program} 30; true"], start_new_session=True)
+    try:
+        while not (found := conftest.rank_programs()):
+            assert process.poll() is None
+        assert process.pid not in found
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait()
 
 
 def result(failed=(), other=(), status=1):
@@ -195,3 +212,45 @@ def test_every_reason_to_skip_is_listed():
         if not any(re.fullmatch(pattern, reason) for pattern in conftest.ALLOWED_SKIPS)
     ]
     assert unlisted == []
+
+
+WAITS = """
+import subprocess, sys
+def test_waits():
+    open("started", "w").close()
+    subprocess.run(["sleep", "98765"])
+"""
+ENDED = """
+import signal, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import lanes
+import psutil
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+lanes.run("x", ["-p", "no:cacheprovider", "-n", "2", "test_waits.py"], folder=Path.cwd())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_program_alone_ends_what_the_tests_have_started(tmp_path, number):
+    (tmp_path / "test_waits.py").write_text(WAITS)
+    code = ENDED.format(tests=str(TESTS))
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, preexec_fn=heed)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "started").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(number)
+    assert process.wait(60) != 0
+    left = [p for p in psutil.process_iter() if p.is_running() and in_folder(p, tmp_path)]
+    assert not left
+
+
+def heed():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def in_folder(process, folder):
+    with suppress(psutil.Error):
+        return process.cwd() == str(folder)
+    return False

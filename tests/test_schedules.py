@@ -192,6 +192,27 @@ def test_steps_after_the_end_keep_the_last_rate():
     assert schedule.rates()[-1] > 0.25
 
 
+# --- momentum correction -------------------------------------------------------------------------
+
+
+def test_momentum_correction_makes_both_forms_of_momentum_equal():
+    random = np.random.default_rng(3)
+    rates, gradients = random.uniform(0.1, 1, 20), random.normal(size=20)
+    outside = inside = plain = 0.0
+    u = v = uncorrected = 0.0
+    old = rates[0]
+    for rate, gradient in zip(rates, gradients, strict=True):
+        u = 0.9 * u + gradient
+        outside -= rate * u
+        v = 0.9 * s.momentum_correction(old, rate) * v - rate * gradient
+        inside += v
+        uncorrected = 0.9 * uncorrected - rate * gradient
+        plain += uncorrected
+        old = rate
+    assert inside == pytest.approx(outside, rel=1e-12)
+    assert abs(plain - outside) > 0.1
+
+
 # --- what is refused -----------------------------------------------------------------------------
 
 BAD = {

@@ -6,8 +6,10 @@ Tests dlguide.machine.threads and dlguide.cluster.launch.
 import dataclasses
 import json
 import os
+import textwrap
 
 import pytest
+from command_line import python
 from fake_machine import machine
 
 from dlguide.cluster import Cluster
@@ -103,6 +105,22 @@ def test_a_damaged_file_is_reported_and_the_others_are_read(cache, kind):
         RuntimeWarning, match=r"mnist_cnn-batch100\.json is damaged .* `dlguide tune"
     ):
         assert threads.load_tuned("mnist_cnn", here).global_batch == 32
+
+
+def test_a_writer_that_is_killed_leaves_the_old_file(cache):
+    here = machine(2)
+    path = threads.save_tuned(result(), "mlp", 100, here, unix_s=5.0)
+    code = f"""
+        import os, sys
+        sys.path.insert(0, {os.path.dirname(__file__)!r})
+        from test_tuned_plans import result, machine
+        from dlguide.machine import threads
+        os.fsync = lambda handle: os._exit(7)
+        threads.save_tuned(result(), "mlp", 100, machine(2), unix_s=6.0)
+    """
+    assert python(textwrap.dedent(code), timeout_s=60, fails=True).returncode == 7
+    assert threads.load_tuned("mlp", here).unix_s == 5.0
+    assert path.exists()
 
 
 def keep_here(speeds):

@@ -218,11 +218,11 @@ def clone(tmp_path):
     return folder
 
 
-def setup(clone: Path, folder: Path):
+def setup(clone: Path, folder: Path, *words: str):
     kept = {key: text for key, text in os.environ.items() if not key.startswith(("MAKE", "PIP_"))}
     command = [*execution.network_cutter(), shutil.which("make"), "setup", f"WHEELHOUSE={folder}"]
     return subprocess.run(
-        [*command, f"PYTHON={sys.executable}"],
+        [*command, f"PYTHON={sys.executable}", *words],
         cwd=clone, env=kept, capture_output=True, text=True, timeout=200,
     )  # fmt: skip
 
@@ -249,3 +249,13 @@ def test_setup_takes_everything_from_the_wheelhouse_with_the_network_cut(clone, 
     assert done.returncode != 0
     assert "tiny-1.0-py3-none-any.whl is damaged: its SHA-256" in done.stderr
     assert not (clone / ".venv").exists()
+
+
+def test_setup_from_a_wheelhouse_needs_no_compiler(clone, small, tmp_path):
+    bare = tmp_path / "bin"
+    bare.mkdir()
+    for name in ("sh", "make", "cat", "dirname", "grep", "sed", "touch", "printf", "rm"):
+        (bare / name).symlink_to(shutil.which(name))
+    # the shell of a recipe looks into PATH, the network cutter has its full path
+    done = setup(clone, small, f"PATH={bare}")
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -201,3 +201,25 @@ def test_without_threads_in_mpi_those_who_need_them_say_so(tmp_path):
             assert "must be MPI_THREAD_MULTIPLE for a thread that exchanges, got" in text
             assert "MPI_THREAD_FUNNELED" in text
         assert np.allclose(one[2], 0.2)
+
+
+def failing_thread():
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlcourse.parallel.overlap import BackgroundAllreduce
+
+    thread = BackgroundAllreduce(MPI.COMM_WORLD, [np.zeros(2), None], priority=False)
+    thread.submit(0)
+    thread.wait_for(0)
+    thread.submit(1)
+    try:
+        thread.wait_for(1)
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_an_error_in_the_thread_reaches_the_main_thread(tmp_path):
+    (text,) = on_ranks(1, failing_thread, tmp_path, timeout_s=60)
+    assert text.startswith("The exchange of gradients failed: ")
