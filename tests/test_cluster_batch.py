@@ -200,11 +200,16 @@ def test_job_begins_anew_when_its_time_is_nearly_over_and_not_when_it_is_done(sc
 BAD_JOBS = {
     "no script": ({"program": "train"}, "`program` must be a script.py"),
     "two hours?": ({"time": "2:00"}, "must be written H:MM:SS .* Two hours are 2:00:00"),
+    "memory": ({"memory": "sixty"}, "such as 60G"),
+    "name": ({"name": "my job"}, "`name` must be letters"),
     "line end": ({"arguments": ("a\n#SBATCH --nodes=900",)}, "no line ends"),
     "nothing staged": ({"arguments": ("{staged}/x",)}, "stages nothing"),
     "other staged": ({"arguments": ("{staged}/x",), "stage": ("y",)}, "use what is staged, y"),
+    "same name": ({"stage": ("a/x", "b/x")}, "names that differ"),
     "an option": ({"stage": ("-rf",)}, "`stage` must be paths"),
     "warned too early": ({"requeue": True, "time": "0:01:00"}, "below the 60 s"),
+    "a notebook of ranks": ({"program": "a.ipynb"}, "`inside` must be True"),
+    "variable": ({"environment": {"A-B": "1"}}, "names of shell variables"),
 }
 
 

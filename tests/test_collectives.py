@@ -322,6 +322,33 @@ def test_every_piece_equals_numpy(tmp_path, ranks):
     assert on_ranks(ranks, every_piece_against_numpy, tmp_path) == [[]] * ranks
 
 
+def bytes_sent_by_each_algorithm():
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlguide import collectives
+    from dlguide.collectives.communicator import counting_comm
+
+    comm, found = MPI.COMM_WORLD, {}
+    for name in ("ring", "ring_segmented", "halving_doubling", "recursive_doubling", "tree"):
+        counting = counting_comm(comm)
+        collectives.ALGORITHMS[name](np.zeros(960, "f4"), counting)
+        found[name] = counting.sent_bytes
+    return found
+
+
+@pytest.mark.parametrize("ranks", ROUNDS)
+def test_bytes_sent_are_those_of_the_formulas(tmp_path, ranks):
+    sent = on_ranks(ranks, bytes_sent_by_each_algorithm, tmp_path)
+    n, p = 4 * 960, ranks
+    for name in ("ring", "ring_segmented"):
+        assert [each[name] for each in sent] == [2 * (p - 1) * n // p] * p
+    if p in (1, 2, 4):
+        assert [each["halving_doubling"] for each in sent] == [2 * (p - 1) * n // p] * p
+        assert [each["recursive_doubling"] for each in sent] == [n * (p.bit_length() - 1)] * p
+    assert sum(each["tree"] for each in sent) == 2 * (p - 1) * n
+
+
 def what_ranks_that_differ_are_told(case):
     import numpy as np
     from mpi4py import MPI
@@ -405,6 +432,23 @@ def test_table_takes_the_fastest_and_the_library_where_little_is_won():
     for steps in ([[0, "rong"]], [[5, "ring"]], [[0, "ring"], [9, "tree"], [3, "ring"]], []):
         with pytest.raises(ValueError, match="`steps` must be sizes from 0 up and names"):
             AllreduceTable.from_dict({"ranks": 2, "steps": steps})
+
+
+def measured_on_ranks():
+    from mpi4py import MPI
+
+    from dlguide.collectives import AllreduceTable, autotune
+
+    samples = autotune.measure(MPI.COMM_WORLD, [8, 4096], repeats=3, least_s=1e-4)
+    table = AllreduceTable.from_measured(MPI.COMM_WORLD.size, autotune.medians(samples))
+    return [[len(each) for each in times.values()] for times in samples.values()], table.steps
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_measuring_gives_every_rank_the_same_table(tmp_path, ranks):
+    found = on_ranks(ranks, measured_on_ranks, tmp_path)
+    assert all(each == found[0] for each in found)
+    assert found[0][0] == [[3] * len(autotune.NAMES)] * 2
 
 
 def test_a_kept_table_is_found_again_and_a_damaged_one_is_told(monkeypatch, tmp_path):

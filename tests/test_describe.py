@@ -152,6 +152,14 @@ def test_describe_reads_an_arm64_machine(tmp_path, name, processor, bits, units,
     assert Machine.from_file(tmp_path / "machine.json") == found
 
 
+def test_describe_reports_the_numbers_of_an_unknown_arm_processor(tmp_path):
+    sys_root, proc_root = arm(tmp_path, "grace")
+    text = (proc_root / "cpuinfo").read_text().replace("0xd4f", "0xfff")
+    write(proc_root / "cpuinfo", text)
+    found = describe((sys_root, proc_root), range(72))
+    assert found.processor == "Arm processor, maker 0x41, part 0xfff"
+
+
 def test_an_emulator_s_host_is_not_described(monkeypatch):
     # in user mode an emulator shows the host's /proc/cpuinfo, so its vector units would be claimed
     arm = os.uname().machine == "aarch64"

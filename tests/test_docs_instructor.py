@@ -57,6 +57,16 @@ def test_every_command_of_ours_exists_with_its_options():
     assert {"doctor", "notebooks", "progress", "cleanup", "lab", "batch"} <= found
 
 
+def test_every_target_of_make_exists():
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M)
+    asked = set()
+    for line in commands():
+        if line.startswith("make "):
+            asked |= set(re.findall(r"(?<!-C) ([a-z]+)\b(?!=)", line))
+    assert asked <= set(targets)
+    assert {"setup", "wheelhouse", "slides", "pytorch", "lab"} <= asked
+
+
 # --- one environment for all -------------------------------------------------------------------
 
 

@@ -197,3 +197,28 @@ def test_a_killed_conversion_leaves_no_half_data_set_under_the_final_name(
         formats.convert(source, target, kind)
         assert formats.verify(target).ok
         assert not partial_of(folder)
+
+
+# --- read back -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", formats.KINDS)
+def test_a_pass_gives_every_record_once_and_in_order_and_writing_again_the_same_bytes(
+    kind, tmp_path
+):
+    # records smaller and larger than what is read at once (1 MiB), and empty ones
+    sizes = [3000, 0, 700_000, 700_000, 2_500_000, 12, *[20_000] * 60]
+    samples = [formats.Sample(NUMBER.randbytes(n), (n % 3,), f"k{i}") for i, n in enumerate(sizes)]
+    found = []
+    for name in ("a", "b"):
+        path = tmp_path / name / "set"
+        path.parent.mkdir()
+        with formats.create(path, kind) as writer:
+            for sample in samples:
+                writer.append(sample)
+        files = [file for file in path.rglob("*") if file.is_file()]
+        found.append({file.relative_to(path): file.read_bytes() for file in files})
+    assert found[0] == found[1]
+    with formats.open(path) as dataset:
+        assert list(dataset) == samples
+        assert list(dataset.records()) == [dataset.stored(n) for n in range(len(samples))]

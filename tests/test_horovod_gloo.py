@@ -125,6 +125,27 @@ def test_the_server_listens_to_this_machine_only():
     assert listening == [rendezvous.HOST]
 
 
+def test_a_horovod_without_gloo_is_refused(tmp_path, monkeypatch):
+    rendezvous.require_gloo()
+    library = tmp_path / "tensorflow" / "mpi_lib.so"
+    library.parent.mkdir()
+    library.write_bytes(b"HOROVOD_RANK\0")
+
+    class Found:
+        origin = str(tmp_path / "__init__.py")
+
+    monkeypatch.setattr(rendezvous, "find_spec", lambda name: Found)
+    script = tmp_path / "train.py"
+    script.write_text("")
+    from dlguide.cluster.script import run_script
+
+    with pytest.raises(MissingComponentError, match="Horovod must be built with Gloo, and this"):
+        run_script(str(script), gloo=True)
+    monkeypatch.setattr(rendezvous, "find_spec", lambda name: None)
+    with pytest.raises(MissingComponentError, match="Horovod must be installed"):
+        rendezvous.require_gloo()
+
+
 def test_a_start_over_gloo_that_could_not_work_is_refused(monkeypatch):
     import dlguide.horovod as hvd
 

@@ -110,6 +110,12 @@ def test_dropout_is_seeded_apart_from_the_weights(keras):
     assert weights[0] == weights[1]
 
 
+def test_dropout_draws_anew_in_each_step(keras):
+    model = models.build("mnist_cnn", dropout=0.5)
+    assert not np.array_equal(model(IMAGES, training=True), model(IMAGES, training=True))
+    assert np.array_equal(model(IMAGES), model(IMAGES))
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

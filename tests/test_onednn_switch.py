@@ -94,6 +94,21 @@ def test_the_user_s_decision_wins(value, on, flags, on_processor, monkeypatch):
     assert rank_environment(PLAN, "a-name", Path())[VARIABLE] == value
 
 
+@pytest.mark.parametrize("flags", [(*AVX2, "avx_vnni"), ("avx",), ARM])
+def test_nothing_is_set_where_nothing_would_be_gained_or_is_known(flags, on_processor):
+    on_processor(*flags)
+    machine.use_onednn()
+    assert VARIABLE not in rank_environment(PLAN, "a-name", Path())
+
+
+def test_process_that_was_switched_on_says_by_whom(on_processor):
+    on_processor(*AVX2)
+    assert machine.use_onednn() == machine.use_onednn()
+    assert "dlguide switches it on" in str(machine.onednn_state())
+    os.environ[VARIABLE] = "0"
+    assert f"{VARIABLE} is '0'" in str(machine.use_onednn())
+
+
 # --- the doors ---
 
 
@@ -160,6 +175,16 @@ def test_variable_of_the_ranks_wins_without_a_warning(on_processor, tmp_path, re
     assert (env[VARIABLE], len(recwarn)) == ("1", 0)
 
 
+def test_rank_whose_parent_has_none_reports_it_and_stays_without(on_processor, tmp_path):
+    on_processor(*AVX2, loaded=False)
+    with pytest.warns(RuntimeWarning):
+        given = rank_environment(PLAN, "a-name", tmp_path)
+    on_processor(*AVX2)
+    os.environ.update({name: given[name] for name in (VARIABLE, SWITCHED)})
+    assert machine.use_onednn().on is False
+    assert "as in the process that started this one" in str(machine.onednn_state())
+
+
 FAKE = f"""
 import os
 from dataclasses import replace
@@ -220,6 +245,16 @@ def test_doctor_reports_it_with_what_follows(on_processor, monkeypatch):
     on_processor(*ARM)
     assert host.onednn(1.0).ok is None
     assert "untried" in host.onednn(1.0).found
+
+
+def test_tuned_plans_with_and_without_it_are_kept_apart(on_processor, monkeypatch):
+    where = processor(*AVX2)
+    on_processor(*AVX2)
+    switched_on = threads.tuned_folder(where)
+    machine.use_onednn()
+    assert threads.tuned_folder(where) == switched_on
+    monkeypatch.setenv(VARIABLE, "0")
+    assert threads.tuned_folder(where) != switched_on
 
 
 # --- TensorFlow itself ---

@@ -111,6 +111,14 @@ def test_a_notebook_shows_the_picture_and_reads_its_labels_aloud():
     assert base64.b64decode(encoded).startswith(b"\x89PNG")
 
 
+def test_allreduce_draws_time_and_bus_bandwidth_of_each_algorithm():
+    seconds = {8: {"ring": 1e-5, "tree": 2e-5}, 1 << 20: {"ring": 1e-3}}
+    left, right = plots.allreduce(seconds, 2, [(8, 4e-5), (1024, 5e-5)]).axes
+    lines = {line.get_label(): list(line.get_ydata()) for line in left.get_lines()}
+    assert (lines["ring"], lines["published"]) == ([10, 1000], [40, 50])
+    assert list(right.get_lines()[0].get_ydata()) == pytest.approx([8 / 1e-5 / 1e9, 2**20 / 1e6])
+
+
 def test_drawing_touches_nothing_global():
     script = (
         "import sys\n"

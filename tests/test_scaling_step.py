@@ -8,7 +8,13 @@ from __future__ import annotations
 import pytest
 
 from dlcourse import simulate
-from dlguide.scaling import step
+from dlguide.scaling import costs, step
+
+
+def test_parts_add_up_to_the_step():
+    predicted = step.predict(0.1, 0.03, workers=4, overlap=0.5, spread=0.02)
+    assert predicted.seconds == pytest.approx(0.1 + 0.02 * 0.1 * costs.slowest(4) + 0.015)
+    assert predicted.efficiency == pytest.approx(0.1 / predicted.seconds)
 
 
 def test_one_worker_exchanges_nothing_and_does_not_wait():

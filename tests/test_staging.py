@@ -241,6 +241,24 @@ def test_sums_name_each_file_once_and_inside(tmp_path):
             verification.read_sums(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [(b"a\xff.bin", r"udcff.*is no UTF-8"), (b"a\nb", "holds an end of line")],
+)
+def test_names_that_no_list_of_checksums_can_hold_are_refused_first(name, words, tmp_path):
+    source = make("plain", tmp_path / "source")
+    try:
+        os.mkdir(os.path.join(os.fsencode(source), name))
+        with open(os.path.join(os.fsencode(source), name, b"inside"), "wb") as file:
+            file.write(b"x")
+    except OSError as error:
+        pytest.skip(f"the file system refuses such names itself: {error.strerror}")
+    with pytest.raises(DamageError, match=words) as refused:
+        staging.stage(source, tmp_path / "local" / "copy")
+    assert len(str(refused.value).encode().splitlines()) == 1  # it can be printed
+    assert visible(tmp_path / "local") == []
+
+
 # --- killed and at the same time ---------------------------------------------------------------
 
 SLOWLY = """

@@ -149,6 +149,16 @@ def test_a_finalist_that_fails_late_is_not_the_best():
     assert row_of(result, "b").rounds > 0
 
 
+@pytest.mark.parametrize("samples", [[], [0.0], [float("nan")], ["x"]])
+def test_samples_that_are_no_speeds_are_an_error_of_the_candidate(samples):
+    def measure(name, seconds):
+        return [1.0] if name == "good" else samples
+
+    result = tuning.successive_halving(measure, ["good", "b"], 60.0)
+    assert result.best == "good"
+    assert row_of(result, "b").error
+
+
 def test_ctrl_c_is_no_failure_of_a_candidate():
     def measure(candidate, seconds):
         raise KeyboardInterrupt

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 from fake_machine import machine
@@ -276,3 +277,20 @@ def test_tensorflow_starts_the_threads_of_the_plan_and_apply_warns_when_it_is_to
     """
     started = {count: int(run(code.format(threads=count))) for count in (2, 7)}
     assert started[7] - started[2] == 5
+
+
+def test_affinity_and_bind_reach_every_thread():
+    allowed = tuple(sorted(os.sched_getaffinity(0)))
+    gate = threading.Event()
+    sleeper = threading.Thread(target=gate.wait)
+    sleeper.start()
+    before = threads.affinity()
+    try:
+        assert before[os.getpid()] == before[sleeper.native_id] == allowed
+        threads.bind({sleeper.native_id: allowed[-1:]}, allowed[:1])
+        assert threads.affinity()[sleeper.native_id] == allowed[-1:]
+        assert threads.affinity()[os.getpid()] == allowed[:1]
+    finally:
+        threads.bind(before, allowed)
+        gate.set()
+        sleeper.join()

@@ -347,6 +347,23 @@ def test_link_is_never_faster_than_its_rate_which_can_be_changed(cluster, hosts)
 
 
 @needs_hosts
+def test_allreduce_over_hosts_equals_the_sum(cluster):
+    def total(comm, algorithm):
+        import numpy as np
+
+        from dlguide import collectives
+
+        array = np.arange(10_000, dtype=np.float64) * (comm.rank + 1)
+        collectives.allreduce(array, comm, algorithm=algorithm)
+        return array
+
+    wanted = np.arange(10_000, dtype=np.float64) * 10
+    for algorithm in ("ring", "hierarchical", "library"):
+        for found in cluster.run(total, algorithm):
+            np.testing.assert_array_equal(found, wanted)
+
+
+@needs_hosts
 def test_failing_rank_is_named_and_the_cluster_starts_again_on_the_hosts(cluster):
     def fails(comm):
         if comm.rank == 3:

@@ -86,6 +86,23 @@ def test_events_messages_and_seconds_are_those_of_the_file(tmp_path):
         assert recorded.seconds()[getattr(timeline, part)] == pytest.approx(2e-6 * expected), part
 
 
+def test_messages_that_run_at_the_same_time_stay_apart(tmp_path):
+    """On GPUs the next message begins before the one before has ended."""
+    records = [*HEAD, named(1, "a"), named(2, "b")]
+    records += [begin(1, "ALLREDUCE", 10), begin(1, "NCCL_ALLREDUCE", 11)]
+    records += [begin(2, "ALLREDUCE", 12), begin(2, "NCCL_ALLREDUCE", 13)]
+    records += [end(1, 20), end(1, 21), end(2, 30), end(2, 31)]
+    recorded = timeline.read(written(tmp_path, records))
+    assert [message.tensors for message in recorded.messages] == [("a",), ("b",)]
+    assert recorded.seconds()[timeline.EXCHANGE] == pytest.approx(19e-6)
+    for _ in range(2):  # in one microsecond
+        for pid in (1, 2):
+            records += [begin(pid, name, 100) for name in ("ALLREDUCE", "MPI_ALLREDUCE")]
+            records += [end(pid, 100), end(pid, 100)]
+    messages = timeline.read(written(tmp_path, records)).messages
+    assert [message.tensors for message in messages] == [("a",), ("b",)] * 3
+
+
 def test_compute_is_what_is_left_of_the_steps(tmp_path):
     recorded = timeline.read(written(tmp_path, two_rounds()))
     # under way from 1000 to 1801 and from 1801 to 2601, then from 5000 to 6601

@@ -180,6 +180,34 @@ def test_messages_of_a_gpt_are_those_of_the_formulas():
     assert of(gathered, data=2).exchange_s == pytest.approx(1.5 * data)
 
 
+def test_recomputation_repeats_the_messages_of_the_forward_pass():
+    """Six allreduces in a block instead of four (arXiv:1910.02054, section 8)."""
+    net, a, b, batch = GPT, 1e-6, 1e9, 8
+    machine = RankSpeeds(1e12, a, b, 1e12)
+    usual, again = (
+        layout_planner.plan_layout(net, 2, machine, batch, recompute=each) for each in (False, True)
+    )
+    ring = net.layers * (a + 0.5 * batch * 2 * net.length * net.width / b)
+    more_s = {"tensor": 4 * ring, "context": ring, "data": 0.0, "pipeline": 0.0}
+    for side, more in more_s.items():
+        sides = {side: 2}
+        seconds = of(again, **sides).exchange_s - of(usual, **sides).exchange_s
+        assert seconds == pytest.approx(more, abs=1e-12)
+
+
+def test_experts_are_divided_among_copies_and_tokens_travel():
+    net, a, b = GPTShape(16, 40, 24, 4, 2, 20, 6, experts=8, active=2), 1e-6, 1e9
+    plan = layout_planner.plan_layout(net, 4, RankSpeeds(1e12, a, b, 1e12), 8)
+    assert {one.experts for one in plan} == {1, 2, 4}
+    one = of(plan, data=4, experts=4)
+    expert = net.layers * 8 * net.swiglu
+    dense = 1.5 * 2 * (net.parameters - expert) / b + (net.layers + 2) * 6 * a
+    routed = 4 * net.layers * 3 * (a + 8 / 4 * 2 * (2 * 16 * 24) / 4 / b)
+    assert one.exchange_s == pytest.approx(dense + routed)
+    all_copies = of(plan, data=4)
+    assert all_copies.memory_bytes - one.memory_bytes == pytest.approx(16 * expert * 3 / 4)
+
+
 def test_memory_of_a_gpt_is_divided_as_zero_schedules_and_recomputation_do():
     def memory(sides, batch=8, **options):
         plan = layout_planner.plan_layout(GPT, 2, FREE, batch, **options)
@@ -209,6 +237,18 @@ def test_schedules_of_a_plan_have_their_bubbles():
     assert pieces.bubble_s / pieces.step_s == pytest.approx(1 / 17)
     again = step(schedule="zb-h1", recompute=True)  # of 4 parts of the work, the weights are 1
     assert again.bubble_s / again.compute_s == pytest.approx(2 / (8 * 4))
+
+
+def test_groups_within_a_node_have_the_links_inside_it():
+    inside = Link(0.0, 1e12)
+    machine = RankSpeeds(1e12, 1e-3, 1e6, 1e12, ranks_per_node=2, inside=inside)
+    assert machine.link(2) == inside
+    assert machine.link(2, stride=2) == machine.link(4) == Link(1e-3, 1e6)
+    plan = layout_planner.plan_layout(GPT, 4, machine, 8)
+    # tensor ranks are neighbours; copies are not, when each is of two ranks
+    assert of(plan, data=2, tensor=2).exchange_s < of(plan, tensor=2, context=2).exchange_s
+    alone = layout_planner.plan_layout(GPT, 2, machine, 8)
+    assert of(alone, data=2).exchange_s < 1e-6
 
 
 def test_plans_of_the_llama_herd_fit_where_they_ran():

@@ -89,6 +89,18 @@ def test_every_schedule_obeys_causes_and_bounds(layers, ranks, latency_s, slice_
     assert found["priority"].step_s <= found["overlapped"].step_s + 1e-9
 
 
+@given(nets)
+def test_overlapped_equals_the_recursion(layers):
+    """A message ends at max(end of the one before, gradient ready) + its time."""
+    forward_s, backward_s, nbytes = zip(*layers, strict=True)
+    ready = end = 0.0
+    for took, size in zip(reversed(backward_s), reversed(nbytes), strict=True):
+        ready += took
+        end = max(end, ready) + size / 1000
+    found = predict(forward_s, backward_s, nbytes, "overlapped", **WIRE)
+    assert found.step_s == pytest.approx(end + sum(forward_s))
+
+
 def layer(name, trainable, multiply_adds):
     return LayerCost(name, "", (1,), trainable, 0, trainable, multiply_adds, 0, 0, 0, 0, 1.0)
 

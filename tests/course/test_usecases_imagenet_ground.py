@@ -95,6 +95,10 @@ def test_branched_training_is_bitwise_the_one_that_never_stopped(tmp_path, capsy
     ended = schedules.collapsed(whole, at=2, epochs=2, weight_decay=1e-3)
     checkpoint.branch(tmp_path / "trunk", tmp_path / "end", {"schedule": describe(ended)})
     assert train(4, ended, tmp_path / "end").weights_digest != at_once.weights_digest
+    with pytest.raises(ValueError, match="`changes` must name settings that the training had"):
+        checkpoint.branch(tmp_path / "trunk", tmp_path / "new", {"shedule": 1})
+    with pytest.raises(ValueError, match="`folder` must hold no checkpoints"):
+        checkpoint.branch(tmp_path / "trunk", tmp_path / "trunk", {})
 
 
 def test_top_k_counts_labels_among_the_k_largest_logits():
