@@ -84,21 +84,6 @@ def test_they_win_over_the_defaults_and_over_this_process(monkeypatch, tmp_path)
     assert {**wanted, **plain} == {**wanted, "HOROVOD_CYCLE_TIME": "2"}, "nothing else differs"
 
 
-@pytest.mark.parametrize(
-    ("wrong", "text"),
-    [
-        ({"HOROVOD_CYCLE_TIME": 5}, "have a text as the value of HOROVOD_CYCLE_TIME, got 5. Write"),
-        ({"A=B": "5"}, "have names that are not empty and hold no =, got 'A=B'"),
-        ("A=5", "be a dict of texts, got 'A=5'"),
-        ({"DLGUIDE_CLUSTER": "mine"}, "not set DLGUIDE_CLUSTER, which the cluster sets"),
-        ({"TF_NUM_INTRAOP_THREADS": "7"}, "TF_NUM_INTRAOP_THREADS, which the thread plan sets"),
-    ],
-)
-def test_mistakes_are_refused_before_any_rank_starts(wrong, text):
-    with pytest.raises(ValueError, match=f"`environment` must .*{text}"):
-        Cluster(ranks=1, environment=wrong)
-
-
 REFUSED = """
 import ctypes, errno, os, struct, sys
 numbers = {"x86_64": (310, 311), "aarch64": (270, 271)}[os.uname().machine]

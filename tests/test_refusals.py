@@ -5,6 +5,8 @@ Tests public functions of dlguide; those of Horovod's form are in test_horovod_r
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from command_line import dlguide
@@ -14,6 +16,7 @@ from dlguide import models, plots, tuning
 from dlguide.bench import allreduce as bench
 from dlguide.cli.bench import allreduce_command
 from dlguide.cluster import Cluster
+from dlguide.cluster.batch import Job, Profile
 from dlguide.cluster.script import run_script
 from dlguide.data import download, formats
 from dlguide.data import input_pipeline as ip
@@ -27,6 +30,14 @@ from dlguide.training import optimizers, schedules
 PIXELS = np.zeros((4, 2, 2, 3))
 GREY = PIXELS.astype(np.uint8)
 HERE = describe()
+FITTED = predict.fit({1: 100.0, 2: 190.0}, sets=100)
+WARMUP, SHORT = (schedules.warmup("gradual", 1.0, epochs, start=0.1) for epochs in (5, 0.1))
+
+
+def within(**environment):
+    Cluster(ranks=1, environment=environment)
+
+
 CALLS = {
     "`names` must be one of .* Did you mean ring": lambda: bench.allreduce(names=["rong"]),
     "`sizes` must name at least one size": lambda: bench.allreduce(sizes=[]),
@@ -81,6 +92,60 @@ CALLS = {
     '`data` must be "random" for resnet50': lambda: tuning.tune("resnet50", data="mnist"),
     "`optimizer` must be one of adam, sgd": lambda: tuning.tune(optimizer="lamb"),
     "`image` must be None for mnist_cnn, got 64": lambda: tuning.tune(image=64),
+    "`machine` must be a Machine or None, got 2.*plan.ranks=2": lambda: threads.plan(2),
+    "`workers` must be several numbers, got 1024.*1024": lambda: FITTED.predict(1024),
+    "`arguments` must be a tuple of texts": lambda: Job("a.py", arguments="--epochs 3"),
+    "`stage` must be a tuple of texts": lambda: Job("a.py", stage="data.tar"),
+    "`modules` must be a tuple of texts, got 'gcc'": lambda: Profile(modules="gcc"),
+    "`setup` must be a tuple of texts": lambda: Profile(setup="ulimit -s"),
+    r"`augment` must be a tuple of .*, got Flip.*augment=\(Flip\(\),\)": (
+        lambda: ip.Pipeline([("a.png", 0)] * 4, 2, augment=ip.Flip())
+    ),
+    "^`name` must be one of densenet121, inception_v3, ": lambda: models.build("mnist_cn"),
+    "^`dtype` must be one of float32, ": lambda: models.build("mnist_cnn", dtype="float16"),
+    "^`seed` must be a whole .* at least 0, got -1": lambda: models.build("mnist_cnn", seed=-1),
+    "^`image` must be left out for mnist_cnn": lambda: models.build("mnist_cnn", image=28),
+    "^`image` must be .* at least 8, got 7": lambda: models.build("resnet20", image=7),
+    "^`dropout` must be at least 0 and below 1": lambda: models.build("mnist_cnn", dropout=1),
+    "have a text as the value of HOROVOD_CYCLE_TIME, got 5. Write": (
+        lambda: within(HOROVOD_CYCLE_TIME=5)
+    ),
+    "have names that are not empty and hold no =, got 'A=B'": lambda: within(**{"A=B": "5"}),
+    "be a dict of texts, got 'A=5'": lambda: Cluster(ranks=1, environment="A=5"),
+    "not set DLGUIDE_CLUSTER, which the cluster sets": lambda: within(DLGUIDE_CLUSTER="mine"),
+    "which the thread plan sets": lambda: within(TF_NUM_INTRAOP_THREADS="7"),
+    "`points` must .*two numbers of workers at least, got 'none'": lambda: predict.fit({}),
+    "`points` must .*two numbers of workers at least, got '4'": lambda: predict.fit({4: 100.0}),
+    "^`points` must .*throughput above 0, got .2, 0": lambda: predict.fit({1: 100, 2: 0}),
+    "^`points` must .*throughput above 0, got .2, nan": lambda: predict.fit({1: 100, 2: math.nan}),
+    "^`points` must .*throughput above 0, got .0, ": lambda: predict.fit({0: 100, 2: 180}),
+    "not contradict each other": lambda: predict.fit([(1, 100), (2, 180), (2, 90)]),
+    "`whole` must be longer than the 5 epochs that lead into it, got 5. Shorten the warmup": (
+        lambda: WARMUP.over(schedules.Cosine(1.0, 5))
+    ),
+    "`epochs` must be the 5 of the schedule, got 3.": (
+        lambda: schedules.Cosine(1.0, 5).to_steps(2, epochs=3)
+    ),
+    "`kind` must be one of constant, gradual, stepping, got 'graduel'. Did you mean gradual": (
+        lambda: schedules.warmup("graduel", 1.0, 5, start=0.1)
+    ),
+    "`start` must be at most the 0.1 of `rate`, got 1.0.": (
+        lambda: schedules.warmup("gradual", 0.1, 5, start=1.0)
+    ),
+    "`boundaries` must rise and lie": lambda: schedules.StepDecay(1.0, (30, 95), 90),
+    "`boundaries` must be epochs, such as .30, 60, 80., got 90": (
+        lambda: schedules.StepDecay(0.1, 90, (30, 60))
+    ),
+    "`rate` must be a finite number": lambda: schedules.Constant(math.inf, 5),
+    "`steps_per_epoch` must make each piece of the schedule a step long, 0.1 epochs too, got": (
+        lambda: SHORT.over(schedules.Cosine(1.0, 5)).to_steps(2)
+    ),
+    "`until` must lie before the end of the schedule at 90 epochs, got 90.": (
+        lambda: schedules.collapsed(schedules.linear(1.0, 90), 90, 5, 1e-4)
+    ),
+    "`schedule` must be a StepSchedule, got .* Fix its steps with `schedule.to_steps": (
+        lambda: schedules.as_keras(schedules.Cosine(1.0, 5))
+    ),
 }
 
 

@@ -132,23 +132,6 @@ def test_changes_act_on_the_terms_that_they_are_about():
     assert double.efficiency > plain.efficiency
 
 
-@pytest.mark.parametrize(
-    ("points", "words"),
-    [
-        ({}, "two numbers of workers at least, got 'none'"),
-        ({4: 100.0}, "two numbers of workers at least, got '4'"),
-        ({1: 100, 2: 0}, "throughput above 0, got (2, 0)"),
-        ({1: 100, 2: math.nan}, "throughput above 0"),
-        ({0: 100, 2: 180}, "throughput above 0"),
-        ([(1, 100), (2, 180), (2, 90)], "not contradict each other"),
-    ],
-)
-def test_invalid_points_are_refused(points, words):
-    with pytest.raises(ValueError, match=r"^`points` must ") as caught:
-        predict.fit(points)
-    assert words in str(caught.value)
-
-
 # --- published series, and predictions of what was held out ------------------------------------
 
 

@@ -8,7 +8,7 @@ from sklearn.metrics import log_loss
 
 from dlcourse.usecases import chest_xray
 from dlcourse.usecases.chest_xray import model as nets
-from dlcourse.usecases.chest_xray.train import label_accuracy, weighted_loss
+from dlcourse.usecases.chest_xray.train import label_accuracy, optimizer, weighted_loss
 from dlguide.collectives.communicator import SingleProcess
 from dlguide.training.step import Gradients
 
@@ -81,3 +81,20 @@ def test_step_to_be_timed_trains_the_net_on_samples_it_makes():
     assert all((np.asarray(a) != b).any() for a, b in zip(variables, before, strict=True))
     again = one.build(SingleProcess())
     assert all((a == b).all() for a, b in zip(again.weights(), before, strict=True))
+
+
+def test_last_layer_takes_longer_steps():
+    import keras
+
+    moved = []
+    for times in (1.0, 10.0):
+        model = nets.build(outputs=2, seed=0)
+        before = [np.asarray(one).copy() for one in model.trainable_weights]
+        made = optimizer(0.01, head_times=times)
+        made.apply([keras.ops.ones_like(one) for one in model.trainable_weights],
+                   model.trainable_weights)  # fmt: skip
+        pairs = zip(model.trainable_weights, before, strict=True)
+        moved.append([float(np.max(np.abs(np.asarray(one) - was))) for one, was in pairs])
+    head = [one.path.startswith("logits") for one in model.trainable_weights]
+    for one, ten, last in zip(*moved, head, strict=True):
+        assert ten == pytest.approx(one * (10 if last else 1), rel=1e-3)

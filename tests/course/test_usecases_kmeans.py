@@ -144,6 +144,32 @@ def test_only_rank_0_has_the_picture_in_which_each_pixel_has_a_colour_of_the_pal
         assert found["picture"][:3] == [palette, shares, error]
 
 
+def refused():
+    """On a rank: the text about points of which those of the last rank alone are wrong."""
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlcourse.usecases import kmeans
+
+    last, texts = MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1, []
+    good = np.random.default_rng(0).normal(size=(20, 3))
+    for bad in (np.full_like(good, np.nan), good[:1]):
+        try:
+            kmeans.fit(bad if last else good, 2)
+        except ValueError as error:
+            texts.append(str(error))
+    return texts, kmeans.fit(good, 2).points
+
+
+def test_points_of_one_rank_that_are_wrong_raise_the_same_error_on_all(tmp_path):
+    results = on_ranks(3, refused, tmp_path, timeout_s=60)
+    assert all(result == results[0] for result in results)
+    (finite, few), points_after = results[0]
+    assert finite.startswith("rank 2: `points` must be finite numbers")
+    assert few.startswith("rank 2: `points` must be at least the 2 clusters on every rank, got 1")
+    assert points_after == 60
+
+
 def crews():
     """On a rank: the threads counted when 1, 2 and 3 of four living ones hash equally much."""
     import hashlib
