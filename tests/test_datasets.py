@@ -249,26 +249,3 @@ def test_shards_are_disjoint_cover_all_and_differ_by_at_most_one(samples, ranks)
     assert np.array_equal(np.concatenate(parts), np.arange(samples))
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (
-            {"samples": 60000, "batch_per_rank": 40000, "ranks": 2},
-            "`batch_per_rank` must be at most the 30000 samples of one rank's shard, got 40000. "
-            "60000 samples are shared by 2 ranks.",
-        ),
-        ({"rank": 2, "ranks": 2}, "`rank` must be at most 1, the last of 2 ranks, got 2."),
-        ({"used": 101}, "`used` must be at most the 100 samples there are, got 101."),
-        (
-            {"order": datasets.BlockShuffle(4, 8), "used": 20},
-            '`order` must be "global" to divide the rest',
-        ),
-        ({"samples": 3, "ranks": 4}, "`ranks` must be at most the 3 samples there are, got 4."),
-    ],
-)
-def test_impossible_epochs_are_refused(arguments, text):
-    with pytest.raises(ValueError, match="must be") as caught:
-        epoch_batches(**{"samples": 100, "batch_per_rank": 10, **arguments})
-    assert str(caught.value).startswith(text)

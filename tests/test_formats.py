@@ -288,13 +288,14 @@ def test_no_key_leads_out_of_the_folder(key, kind, tmp_path):
         assert dataset[0].key == key
 
 
-def test_a_list_that_leads_out_of_the_folder_is_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "1/../../secret"])
+def test_a_list_that_leads_out_of_the_folder_is_refused(name, tmp_path, monkeypatch):
     (tmp_path / "secret").write_bytes(b"x")
     # the writer of a list like that renews all its checksums
     dumps = json.dumps
     monkeypatch.setattr(
         "dlcourse.formats.folder_format.json.dumps",
-        lambda facts, **k: dumps(facts | {"name": "../secret"} if "key" in facts else facts, **k),
+        lambda facts, **k: dumps(facts | {"name": name} if "key" in facts else facts, **k),
     )
     path = write(tmp_path / "set", "folder", [formats.Sample(b"x", (1,), "")])
     with formats.open(path) as dataset:

@@ -18,9 +18,9 @@ from dlguide.cli.bench import allreduce_command
 from dlguide.cluster import Cluster
 from dlguide.cluster.batch import Job, Profile
 from dlguide.cluster.script import run_script
-from dlguide.data import download, formats
+from dlguide.data import datasets, download, formats
 from dlguide.data import input_pipeline as ip
-from dlguide.horovod import guard
+from dlguide.data.datasets import epoch_batches
 from dlguide.machine import describe, threads
 from dlguide.measure import TrainingResult, limits
 from dlguide.parallel import local_sgd
@@ -112,8 +112,18 @@ CALLS = {
     ),
     "have names that are not empty and hold no =, got 'A=B'": lambda: within(**{"A=B": "5"}),
     "be a dict of texts, got 'A=5'": lambda: Cluster(ranks=1, environment="A=5"),
+    "`allocation` must be an Allocation or None, got 'list'": lambda: Cluster(allocation=["h1"]),
     "not set DLGUIDE_CLUSTER, which the cluster sets": lambda: within(DLGUIDE_CLUSTER="mine"),
     "which the thread plan sets": lambda: within(TF_NUM_INTRAOP_THREADS="7"),
+    "`batch_per_rank` must be at most the 30000 samples of one .* 60000 samples are shared by 2": (
+        lambda: epoch_batches(60000, 40000, ranks=2)
+    ),
+    "`rank` must be at most 1, the last of 2": lambda: epoch_batches(100, 10, rank=2, ranks=2),
+    "`used` must be at most the 100 samples": lambda: epoch_batches(100, 10, used=101),
+    '`order` must be "global" to divide the rest': (
+        lambda: epoch_batches(100, 10, order=datasets.BlockShuffle(4, 8), used=20)
+    ),
+    "`ranks` must be at most the 3 samples": lambda: epoch_batches(3, 10, ranks=4),
     "`points` must .*two numbers of workers at least, got 'none'": lambda: predict.fit({}),
     "`points` must .*two numbers of workers at least, got '4'": lambda: predict.fit({4: 100.0}),
     "^`points` must .*throughput above 0, got .2, 0": lambda: predict.fit({1: 100, 2: 0}),
@@ -191,6 +201,8 @@ def test_a_command_is_refused_in_one_line(text, tmp_path):
 
 @pytest.mark.parametrize("text", ["off", "-1", "1e3", "100.0"])
 def test_a_number_of_updates_that_is_none_is_refused(text, monkeypatch):
+    from dlguide.horovod import guard
+
     monkeypatch.setenv("DLGUIDE_HVD_CHECK_EVERY", text)
     with pytest.raises(ValueError, match=f"CHECK_EVERY` must be a whole .* got '{text}'. Use 0"):
         guard.check_interval(None)

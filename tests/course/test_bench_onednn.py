@@ -44,6 +44,13 @@ def found(convolutions=1, isa=AVX512, products=2):
     )
 
 
+@pytest.mark.parametrize(
+    ("isa", "lacks"), [("Intel AVX2", True), (AVX512, False), ("AArch64 SVE (256 bits)", False)]
+)
+def test_only_x86_is_said_to_lack_avx512(isa, lacks):
+    assert ("no kernels of AVX-512" in found(isa=isa).summary()) == lacks
+
+
 def test_summary_has_the_share_of_the_multiply_add_peak():
     one_core = dataclasses.replace(found(), threads=1)
     # 16 images of 1e9 flops take 0.16 s at 1e11 flop/s, and twice that on one of two cores
