@@ -38,6 +38,16 @@ def test_median_and_quartiles_are_numpys():
     assert timing.spread == pytest.approx((timing.high - timing.low) / timing.median)
 
 
+def test_timings_take_turns_none_always_first_and_keep_the_warmup_apart():
+    called = []
+    calls = {name: lambda name=name: called.append(name) for name in "abc"}
+    found = measure.timings(calls, repeats=2, warmup=1)
+    assert "".join(called) == "abcbcacab"
+    assert {name: (len(each.seconds), len(each.warmup_s)) for name, each in found.items()} == {
+        name: (2, 1) for name in "abc"
+    }
+
+
 def test_ratio_is_of_medians_and_its_range_covers_the_quartiles():
     ratio = measure.ratio(Timing((2.0, 4.0, 6.0)), Timing((1.0, 2.0, 3.0)))
     assert (ratio.median, ratio.low, ratio.high) == pytest.approx((2.0, 3 / 2.5, 5 / 1.5))

@@ -2,7 +2,7 @@
 
 from dlguide.measure import limits
 from dlguide.measure.progress import launched, report_progress
-from dlguide.measure.timing import Ratio, Timing, ratio, timing
+from dlguide.measure.timing import Ratio, Timing, ratio, timing, timings
 from dlguide.measure.training_result import TrainingResult, digest_of, steady_images_per_s
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "report_progress",
     "steady_images_per_s",
     "timing",
+    "timings",
 ]

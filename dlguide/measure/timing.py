@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -92,6 +92,29 @@ def timing(
 
     before = tuple(once() for _ in range(warmup))
     return Timing(tuple(once() for _ in range(repeats)), before)
+
+
+def timings(
+    calls: Mapping[Any, Callable[[], Any]],
+    repeats: int = 5,
+    warmup: int = 1,
+    communicator: Any = None,
+) -> dict[Any, Timing]:
+    """Time several functions in turns, so that a disturbance hits all alike; see `timing`.
+
+    The order goes on by one place in each turn: none is always the first.
+
+    >>> [*timings({"add": lambda: 1 + 1, "raise": lambda: 2**8})]
+    ['add', 'raise']
+    """
+    seconds: dict[Any, list[float]] = {name: [] for name in calls}
+    order = list(calls)
+    for _ in range(warmup + repeats):
+        for name in order:
+            seconds[name] += timing(calls[name], 1, 0, communicator).seconds
+        order.append(order.pop(0))
+    parts = {name: (tuple(each[warmup:]), tuple(each[:warmup])) for name, each in seconds.items()}
+    return {name: Timing(*each) for name, each in parts.items()}
 
 
 def ratio(a: Timing, b: Timing) -> Ratio:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from dlcourse.replicas import Owner, nbytes
 from dlguide.collectives import allreduce, ring_share
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset
-from dlguide.measure import Timing, TrainingResult, steady_images_per_s, timing
+from dlguide.measure import Timing, TrainingResult, steady_images_per_s, timings
 
 if TYPE_CHECKING:
     import torch
@@ -377,13 +377,7 @@ def measure_parts(
         }
         for cap, worker in workers.items():
             calls[cap] = lambda worker=worker: worker.backward(sample, exchange=True)
-        seconds: dict[Any, list[float]] = {name: [] for name in calls}
-        order = list(calls)
-        for _ in range(3 + repeats):
-            for name in order:
-                seconds[name] += timing(calls[name], 1, 0, comm).seconds
-            order.append(order.pop(0))  # no way is always the first after a pause
-    times = {name: Timing(tuple(each[3:]), tuple(each[:3])) for name, each in seconds.items()}
+        times = timings(calls, repeats, 3, comm)
     return StepParts(
         times["compute"], times["gloo"], times["own"], {cap: times[cap] for cap in caps}
     )
@@ -414,12 +408,7 @@ def steps_in_turns(
         optimizer.step()
 
     jobs = [partial(step, *pair) for pair in zip(nets, optimizers, strict=True)]
-    seconds: list[list[float]] = [[] for _ in jobs]
-    gradients, order = [], list(range(len(jobs)))
-    for turn in range(3 + repeats):
-        for place in order:
-            seconds[place] += timing(jobs[place], 1, 0, comm).seconds
-        if turn == 0:
-            gradients = [[each.copy() for each in pytorch_net.gradients_of(net)] for net in nets]
-        order.reverse()  # neither is always the first after a pause
-    return gradients, [Timing(tuple(each[3:]), tuple(each[:3])) for each in seconds]
+    for job in jobs:
+        job()
+    gradients = [[each.copy() for each in pytorch_net.gradients_of(net)] for net in nets]
+    return gradients, [*timings(dict(enumerate(jobs)), repeats, 2, comm).values()]

@@ -214,9 +214,7 @@ def _both_in_turns(
     from torch import testing
 
     testing.assert_close(plain(), better(), rtol=1e-3, atol=1e-3)
-    jobs = (plain, better)
-    found = [[measure.timing(job, 1, 0).seconds[0] for job in jobs] for _ in range(turns + 1)]
-    return tuple(measure.Timing(each[1:], each[:1]) for each in zip(*found, strict=True))
+    return tuple(measure.timings({"plain": plain, "better": better}, turns).values())
 
 
 # --- rendezvous ---

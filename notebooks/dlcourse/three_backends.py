@@ -5,27 +5,20 @@ What runs on ranks is called through `Cluster.run`; each cluster has its backend
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from time import perf_counter
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.measure import Timing
+from dlcourse.components import installed, lack
+from dlguide.measure import Timing, timing, timings
 
 if TYPE_CHECKING:
     import keras
     from mpi4py.MPI import Comm
 
-# backend -> its package and the command that adds it
-BACKENDS = {
-    "tensorflow": ("tensorflow", "make setup"),
-    "jax": ("jax", "make jax"),
-    "torch": ("torch", "make pytorch"),
-}
 # backend -> the exchange that it brings or that is made for it
 OWN = {"tensorflow": "Horovod", "jax": "keras.distribution", "torch": "DDP"}
 NONE, OURS = "no exchange", "dlguide.distributed"
@@ -34,19 +27,14 @@ NONE, OURS = "no exchange", "dlguide.distributed"
 def here() -> list[str]:
     """The backends that are installed; the others are named with the command that adds them."""
     found = []
-    for name, (package, command) in BACKENDS.items():
-        if importlib.util.find_spec(package):
-            found.append(name)
+    for name in OWN:
+        if why := lack(name):
+            print(f"{name} {why}: this lesson goes on without it.")
         else:
-            print(f"{name} is not installed (`{command}`): this lesson goes on without it.")
-    if not has_horovod():
-        print("Horovod is not installed (`dlguide install-horovod`): it is left out below.")
+            found.append(name)
+    if why := lack("horovod"):
+        print(f"Horovod {why}: it is left out below.")
     return found
-
-
-def has_horovod() -> bool:
-    """Whether Horovod is installed; it is not loaded."""
-    return importlib.util.find_spec("horovod") is not None
 
 
 def start(comm: Comm, port: int) -> str:
@@ -106,7 +94,7 @@ def use_own(on: bool) -> None:
         keras.distribution.set_distribution(_data_parallel() if on else None)
 
 
-@functools.cache
+@cache
 def _data_parallel() -> keras.distribution.DataParallel:
     import keras
 
@@ -171,20 +159,15 @@ def in_turns(
     sgd = keras.optimizers.SGD
     nets = {NONE: compiled(sgd(0.01)), OURS: compiled(dd.DistributedOptimizer(sgd(0.01)))}
     with own_way(comm) as compile_own:
-        if name != "tensorflow" or has_horovod():
+        if name != "tensorflow" or installed("horovod"):
             nets[OWN[name]] = compile_own(build, 0.01, loss)
-        seconds: dict[str, list[float]] = {way: [] for way in nets}
-        order = list(nets)
-        for _ in range(turns + 1):
-            for way in order:
-                use_own(way == OWN[name])
-                comm.Barrier()
-                begin = perf_counter()
-                nets[way].fit(images, labels, batch_size=batch, shuffle=False, verbose=0)
-                seconds[way].append(max(comm.allgather(perf_counter() - begin)))
-            order.append(order.pop(0))
+
+        def epoch(way: str) -> None:
+            use_own(way == OWN[name])
+            nets[way].fit(images, labels, batch_size=batch, shuffle=False, verbose=0)
+
+        times = timings({way: partial(epoch, way) for way in nets}, turns, 1, comm)
         weights = {way: each.get_weights() for way, each in nets.items()}
-    times = {way: Timing(tuple(each[1:]), tuple(each[:1])) for way, each in seconds.items()}
     shapes = [each.shape for each in weights[NONE]]
     steps = -(-len(images) // batch)
     return {"seconds": times, "weights": weights, "steps": steps,
@@ -195,7 +178,6 @@ def exchange_alone(comm: Comm, shapes: Sequence[tuple[int, ...]], turns: int = 2
     """Time the exchange of arrays of these shapes in float32, with nothing computed; collective."""
     from dlguide.distributed.exchange import Exchange
     from dlguide.distributed.world import MpiCommunicator
-    from dlguide.measure import timing
 
     exchange = Exchange(MpiCommunicator(comm), average=True)
     arrays = [np.ones(shape, np.float32) for shape in shapes]
