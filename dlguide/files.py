@@ -105,6 +105,15 @@ def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]:
         partial.unlink(missing_ok=True)
 
 
+def sync(path: str | os.PathLike) -> None:
+    """Bring a file to the disk, or the names in a folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 @contextmanager
 def file_lock(path: str | os.PathLike, wait: bool) -> Iterator[None]:
     """Hold a lock file; the kernel releases it when the process ends or is killed.

@@ -19,7 +19,7 @@ import numpy as np
 from dlguide.collectives.communicator import Communicator
 from dlguide.collectives.elastic import Committed
 from dlguide.errors import LockHeldError, NoLocksError, require, require_count
-from dlguide.files import file_lock, require_writable
+from dlguide.files import file_lock, require_writable, sync
 from dlguide.measure import launched
 
 if TYPE_CHECKING:
@@ -377,7 +377,7 @@ def _write(
             except OSError:
                 unfinished.unlink(missing_ok=True)  # the space that it takes
                 raise
-        _sync_folder(folder)  # the rename itself must reach the disk before an older one goes
+        sync(folder)  # the rename itself must reach the disk before an older one goes
     except OSError as error:
         files = finished(folder)
         then = "Nothing was saved before. Free some space or use another folder."
@@ -405,14 +405,6 @@ def _contents(
     }
     line = json.dumps(header).encode() + b"\n"
     return [line, *(_bytes(array) for _name, array in arrays), *states]
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _variables(model: keras.Model, optimizer: keras.Optimizer) -> list[tuple[str, Any]]:

@@ -394,8 +394,9 @@ class StoredDataset(Sequence, ABC):
         return DamageError(Damage(str(self.folder / file), what, number, offset))
 
     def place(self, number: int, file: int, offset: int) -> tuple[str, int | None]:
-        """Return a record's file and byte there, None where the format does not say the byte."""
-        return self.data[min(file, len(self.data) - 1)].name, offset
+        """Return a record's file and byte there; a library puts its bytes where it likes: None."""
+        name = self.data[min(file, len(self.data) - 1)].name
+        return name, None if self.through_library else offset
 
     def _difference(self, number: int, contents: bytes) -> str:
         row = self.index[number]

@@ -24,7 +24,7 @@ from dlguide.data.formats.dataset import (
 )
 from dlguide.data.formats.sample import Sample, encode, require_sample
 from dlguide.errors import LockHeldError, NoLocksError, require
-from dlguide.files import file_lock
+from dlguide.files import file_lock, sync
 
 INDEX = "index.bin"
 
@@ -138,12 +138,12 @@ class DatasetWriter(ABC):
         nbytes = sum(file.nbytes for file in files)
         write_manifest(self.folder, Manifest(self.kind, self.count, nbytes, tuple(files)))
         for folder, _, _ in os.walk(self.folder):
-            _sync_folder(Path(folder))
+            sync(folder)
         _require_free(self.path)
         os.rename(self.folder, self.path)
         self._renamed = True
         self._held.close()
-        _sync_folder(self.path.parent)
+        sync(self.path.parent)
 
     def _discard(self) -> None:
         """Close all; remove what is unfinished."""
@@ -198,11 +198,3 @@ def hash_file(path: Path, role: str, count: int) -> ManifestFile:
 def _require_free(path: Path) -> None:
     then = "Remove what is there, or choose another path."
     require(not os.path.lexists(path), "path", "not exist yet", str(path), then)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -23,6 +23,7 @@ from dlguide.data.formats.dataset import (
 )
 from dlguide.data.formats.sample import Sample
 from dlguide.data.formats.writer import DatasetWriter, hash_file
+from dlguide.files import sync
 
 LIST = "files.jsonl"
 _SUFFIXES = ((b"\xff\xd8\xff", "jpg"), (b"\x89PNG\r\n", "png"), (b"\x93NUMPY", "npy"))
@@ -60,20 +61,12 @@ class FolderWriter(DatasetWriter):
         """Close the list and bring all files of this data set to the disk."""
         self._list.close()
         with ThreadPoolExecutor(64) as pool:  # a file system brings many at once to the disk
-            list(pool.map(_sync, (*self.folder.rglob("*"), self.folder)))
+            list(pool.map(sync, (*self.folder.rglob("*"), self.folder)))
         return [hash_file(self.folder / LIST, "list", self.count)]
 
     def close(self) -> None:
         if self._list is not None:
             self._list.close()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class FolderDataset(StoredDataset):

@@ -109,10 +109,6 @@ class Hdf5Dataset(StoredDataset):
                 yield block[offset - at : offset - at + nbytes]
             first, at = stop, int(ends[stop - 1])
 
-    def place(self, number: int, file: int, offset: int) -> tuple[str, int | None]:
-        """Name no byte of the file: HDF5 puts chunks where it likes."""
-        return self.data[0].name, None
-
     def close(self) -> None:
         if not self.closed:
             self._file.close()

@@ -156,10 +156,6 @@ class LmdbDataset(StoredDataset):
         except lmdb.Error as error:
             raise self.damaged(None, f"LMDB cannot read on at record {number}: {error}") from error
 
-    def place(self, number: int, file: int, offset: int) -> tuple[str, int | None]:
-        """Name no byte of the file: LMDB puts values where it likes."""
-        return self.data[0].name, None
-
     def close(self) -> None:
         if not self.closed:
             self._transaction.abort()
