@@ -5,7 +5,7 @@ Every function returns a matplotlib Figure, which a notebook shows when a cell e
 """
 
 from dlguide.plots.bench import allreduce, allreduce_shares, tuning
-from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
+from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure, short_bytes
 from dlguide.plots.prediction import prediction
 from dlguide.plots.training import scaling, training
 
@@ -21,6 +21,7 @@ __all__ = [
     "figure",
     "prediction",
     "scaling",
+    "short_bytes",
     "training",
     "tuning",
 ]

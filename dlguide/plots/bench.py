@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dlguide.collectives import ring_share
 from dlguide.errors import require
 from dlguide.measure import Timing
-from dlguide.plots.figures import COLOURS, GREY, MARKERS, ORANGE, figure
+from dlguide.plots.figures import COLOURS, GREY, MARKERS, ORANGE, figure, short_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -110,17 +110,10 @@ def _logarithmic(axes: Axes, unit: str, title: str) -> None:
     ticks = [1 << power for power in range(3, 30, 4)]
     low, high = axes.get_xlim()
     shown = [tick for tick in ticks if low <= tick <= high]
-    axes.set_xticks(shown, [_short(tick) for tick in shown])
+    axes.set_xticks(shown, [short_bytes(tick) for tick in shown])
     axes.set_xlabel("size of the array on every rank")
     axes.set_ylabel(unit)
     axes.set_title(title, fontsize=10)
-
-
-def _short(nbytes: int) -> str:
-    for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= size:
-            return f"{nbytes // size} {unit}"
-    return f"{nbytes} B"
 
 
 def tuning(result: Any) -> Figure:

@@ -57,6 +57,14 @@ def legend_above(axes: Axes) -> None:
     legend(axes, loc="lower right", bbox_to_anchor=(1.0, 0.97), fontsize=8)
 
 
+def short_bytes(nbytes: int) -> str:
+    """Write a size in B, KiB or MiB, as labels of an axis need it."""
+    for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes} B"
+
+
 def figure(
     rows: int = 1, columns: int = 1, width: float = 0.0, height: float = 3.4, alt: str = ""
 ) -> tuple[Figure, Sequence[Axes]]:

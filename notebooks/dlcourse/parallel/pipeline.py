@@ -25,6 +25,7 @@ from dlguide.data.datasets import shard
 from dlguide.errors import require
 from dlguide.models import count
 from dlguide.models.graph import graph_of, itemsize, nodes_of, shape_of
+from dlguide.training.step import crossentropy
 
 if TYPE_CHECKING:
     import keras
@@ -104,7 +105,7 @@ class PipelineParallel:
         self.costs = stage_costs(model, self.cuts)
         kind = _SplitStage if schedule == "zb-h1" else _Stage
         self.stages = [
-            kind(piece, chunk * comm.size + comm.rank, pieces, loss or _cross_entropy, recompute)
+            kind(piece, chunk * comm.size + comm.rank, pieces, loss or crossentropy, recompute)
             for chunk, piece in enumerate(own)
         ]
         self.optimizer = optimizer()
@@ -355,12 +356,6 @@ class _SplitStage(_Stage):
         found = tape.gradient(out, wanted, slope) if wanted else []
         self.held[number] = given, found[: len(zeros)]
         return None if self.first else found[-1]
-
-
-def _cross_entropy(labels: Any, logits: Any) -> Any:
-    import tensorflow as tf
-
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
 
 
 def measure_steps(

@@ -26,7 +26,8 @@ from dlcourse.horovod_timeline import (
 from dlcourse.pictures import shapes
 from dlcourse.pictures.shapes import AMBER, PAPER, PLAIN, YELLOW, arrow, listed, middle, note
 from dlguide.errors import require
-from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure, legend_above
+from dlguide.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure, short_bytes
+from dlguide.plots.figures import legend_above
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -290,14 +291,6 @@ def relative_times(
     for place, (text, colour) in enumerate(texts[::-1]):
         note(panels[0], text, (sizes[0], 1 / 16), 2, 3 + 9 * place, color=colour, fontsize=7)
     return drawn
-
-
-def short_bytes(nbytes: int) -> str:
-    """Write a size in B, KiB or MiB."""
-    for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}"
-    return f"{nbytes} B"
 
 
 # --- compression ---
