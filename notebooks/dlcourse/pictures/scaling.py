@@ -61,7 +61,9 @@ def step_parts(first: Mapping[str, Any], second: Mapping[str, Any]) -> Figure:
     base = min(whole["alone"], whole["slower"])
     heights = (base, whole["slower"] - base, whole["exchange"])
     names = ("one rank alone", "both at once, slower rank", "exchange")
-    drawn, (axes,) = figure(width=7, height=2.6)
+    parts = ", ".join(f"{name} {ms:.2f}" for name, ms in zip(names, heights, strict=True))
+    alt = f"Milliseconds of a step. Predicted: {parts}; measured: {whole['step']:.2f}."
+    drawn, (axes,) = figure(width=7, height=2.6, alt=alt)
     left = 0.0
     for height, name, colour in zip(heights, names, (SKY, ORANGE, PURPLE), strict=True):
         axes.barh(1, height, left=left, color=colour, label=name)
@@ -100,16 +102,17 @@ def predictions_of_one_count(
     points: Mapping[int, float], held: Mapping[int, Any], workers: int
 ) -> Figure:
     """Draw a series, and the predictions of its last point by fits that saw more and more."""
-    drawn, (left, right) = figure(columns=2, alt=f"Predictions for {workers} workers.")
+    drawn, (left, right) = figure(columns=2)
     counts = sorted(points)
     efficiency = [points[p] / p / points[counts[0]] * counts[0] for p in counts]
-    left.plot(counts, efficiency, "o-", color="black")
+    left.plot(counts, efficiency, "o-", color="black", label="published")
     log_counts(left, counts, "GPUs")
     left.set(ylim=(0, 1.05), ylabel="published efficiency", title="The series")
-    for place, each in enumerate(held.values()):
-        right.plot((place, place), (each.low, each.high), color=SKY, linewidth=7)
-        right.plot(place, each.predicted, "o", color=BLUE)
-    right.axhline(points[workers], color="black", linestyle="--", linewidth=1)
+    for place, (seen, each) in enumerate(held.items()):
+        ends, look = (each.low, each.high), {"color": SKY, "linewidth": 7}
+        right.plot((place, place), ends, label=f"interval, up to {seen}", **look)
+        right.plot(place, each.predicted, "o", color=BLUE, label=f"up to {seen}")
+    right.axhline(points[workers], color="black", linestyle="--", linewidth=1, label="published")
     right.text(2.5, points[workers], "published", va="top", ha="center", fontsize=9)
     right.set_xticks(range(len(held)), [f"up to {k}" for k in held])
     right.set(xlabel="GPUs that the fit has seen", ylabel="images/s", ylim=(0, None))
