@@ -323,10 +323,11 @@ def test_one_rank_may_evaluate_alone(tmp_path):
     assert on_ranks(2, loss_of_an_evaluation, tmp_path, 60)[0] == pytest.approx(9.0)
 
 
+STARTS = [f"import dlguide.{name} as it\nit.init()\n" for name in ("distributed", "horovod")]
 FITS = "from dlguide.training import FitConfig, fit\nfit('mlp', config=FitConfig(samples=200))\n"
 
 
-@pytest.mark.parametrize("text", ["import dlguide.distributed as dd\ndd.init()\n", FITS])
+@pytest.mark.parametrize("text", [*STARTS, FITS])
 def test_launcher_and_mpi_must_agree(text, tmp_path):
     """A launcher of another MPI starts ranks of which each is a world of one."""
     program = tmp_path / "train.py"
