@@ -170,6 +170,12 @@ def stage_page(path: Path, stage: Path) -> None:
             (stage / "extra" / "decks").mkdir(parents=True, exist_ok=True)
             shutil.copy(built, stage / "extra" / "decks" / built.name)
             return f'<a href="../decks/{built.name}">{link[1]}</a>'
+        if link[3] and place.suffix == ".py":  # a test, whose name shows under the pointer
+            copy = stage / "extra" / place.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(place, copy)
+            address = os.path.relpath(stage / place.relative_to(ROOT), target.parent)
+            return f'<a href="{address}" title="{link[3][1:]}">{link[1]}</a>'
         if place.exists() and place.suffix not in (".md", ".ipynb"):
             copy = stage / place.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -310,7 +316,7 @@ def prepare(stage: Path) -> None:
         file.write(contents(SECTIONS))
     research = [f"research/{path.stem}" for path in sorted((ROOT / "docs/research").glob("*.md"))]
     with (stage / "docs" / "README.md").open("a") as file:
-        file.write(contents(research, "Research"))
+        file.write(contents(["guarantees", *research], "Research"))
         file.write(contents(["instructor"], "Teaching"))
         names = ["architecture", "sources", "benchmarks", "glossary"]
         names += ["../CONTRIBUTING", "../CHANGELOG"]

@@ -302,6 +302,15 @@ def _steps_by_hand(nets, adams, variables, loss_of, x, steps) -> None:
                 variable.assign(value)
 
 
+def an_optimizer_for_each_layer():
+    net = dense(8, 1)
+    parts = keras.optimizers.OptimizerMap(default_optimizer=keras.optimizers.SGD(0.05))
+    for variable in net.layers[0].trainable_variables:
+        parts[variable.path] = keras.optimizers.Adam(0.01)
+    several = keras.optimizers.MultiOptimizer(parts)
+    return trained(net, numbers(SAMPLES, 6), numbers(SAMPLES, 1), optimizer=several)
+
+
 def equal_weights():
     """From weights that are the same on every backend."""
     net = dense(8, 1)
@@ -326,7 +335,7 @@ CASES = [
     scaled_loss, loss_with_a_mask, valid_tokens, own_loss_beside_a_mask, step_of_ones_own,
     metrics_that_are_no_means,
     synchronized_normalization, embedding, warmup_with_several_steps_an_execution, regularized,
-    twin_nets_in_one_step, equal_weights, run_eagerly,
+    twin_nets_in_one_step, an_optimizer_for_each_layer, equal_weights, run_eagerly,
 ]  # fmt: skip
 
 

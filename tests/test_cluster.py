@@ -163,6 +163,7 @@ def test_results_of_calls_are_given_back(cluster):
     before = used_nbytes(10)
     # kept in two places, they were twice 4 MiB for each rank and call
     assert used_nbytes(50) - before < 50 * (1 << 22)
+    cluster.map(bytes, [1 << 20] * 4)
     assert not cluster.client.results
 
 
@@ -226,8 +227,12 @@ def test_client_and_view_are_those_of_ipyparallel(cluster):
 def test_what_ranks_print_appears_behind_their_rank(capsys):
     with Cluster(ranks=2) as cluster:
         cluster.run(who_am_i, 0)
-    lines = capsys.readouterr().out.splitlines()
-    assert sorted(lines) == ["[0] I am 0", "[1] I am 1"]
+        lines = capsys.readouterr().out.splitlines()
+        assert sorted(lines) == ["[0] I am 0", "[1] I am 1"]
+        cluster.map(print, range(40))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert sorted(int(number) for _, number in lines) == list(range(40))
+    assert {rank for rank, _ in lines} <= {"[0]", "[1]"}
 
 
 def test_more_ranks_than_cores_is_refused_with_the_reason():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lanes import long
 from on_ranks import SCRIPTS, on_ranks
 
 from dlguide.cluster import Cluster, RankError
@@ -196,6 +197,28 @@ def test_exchange_is_the_weighted_mean(dtype, compression, far, tmp_path):
         assert max(mine) < far
 
 
+def memory_of_exchanges():
+    import resource
+
+    import numpy as np
+
+    from dlguide.distributed.exchange import Exchange
+    from dlguide.distributed.world import MpiCommunicator
+
+    exchange, peaks = Exchange(MpiCommunicator(), True), []
+    for count in (5, 30):
+        for number in range(count):
+            held = exchange([np.full(4_000_000, number, "f4")])  # 16 MB, the last one is held
+        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    return [peaks[1] - peaks[0], float(held[0][0])]
+
+
+def test_exchanges_use_their_memory_again(tmp_path):
+    for grown, mean in on_ranks(2, memory_of_exchanges, tmp_path, fresh=True):
+        assert grown < 2 * 16e6
+        assert mean == 29.0
+
+
 def test_a_look_at_two_batches_begins_no_epoch():
     """Keras looks at them on TensorFlow alone, and the backends must train on the same batches."""
     import dlguide.distributed as dd
@@ -209,15 +232,19 @@ def test_a_look_at_two_batches_begins_no_epoch():
             assert np.array_equal(data[number], expected.indices)
 
 
+WAITS = {"distributed": "it.world.world().comm.barrier()", "horovod": "it.allreduce(1.0)"}
+
+
 @pytest.mark.timeout(120)
-def test_an_error_of_one_rank_ends_all_under_plain_mpiexec(tmp_path):
+@pytest.mark.parametrize("exchange", ["distributed", *long("horovod")])
+def test_an_error_of_one_rank_ends_all_under_plain_mpiexec(exchange, tmp_path):
     program = tmp_path / "train.py"
     program.write_text(
-        "import dlguide.distributed as dd\n"
-        "dd.init()\n"
-        "if dd.rank() == 1:\n"
+        f"import dlguide.{exchange} as it\n"
+        "it.init()\n"
+        "if it.rank() == 1:\n"
         "    raise ValueError('only here')\n"
-        "dd.world.world().comm.barrier()\n"  # as in an exchange: nobody else comes
+        f"{WAITS[exchange]}\n"  # nobody else comes
     )
     command = [SCRIPTS / "mpiexec.gforker", "-n", "2", sys.executable, program]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=100)
@@ -297,10 +324,15 @@ def test_one_rank_may_evaluate_alone(tmp_path):
     assert on_ranks(2, loss_of_an_evaluation, tmp_path, 60)[0] == pytest.approx(9.0)
 
 
-def test_launcher_and_mpi_must_agree(tmp_path):
+STARTS = [f"import dlguide.{name} as it\nit.init()\n" for name in ("distributed", "horovod")]
+FITS = "from dlguide.training import FitConfig, fit\nfit('mlp', config=FitConfig(samples=200))\n"
+
+
+@pytest.mark.parametrize("text", [STARTS[0], *long(STARTS[1], FITS)])
+def test_launcher_and_mpi_must_agree(text, tmp_path):
     """A launcher of another MPI starts ranks of which each is a world of one."""
     program = tmp_path / "train.py"
-    program.write_text("import dlguide.distributed as dd\ndd.init()\n")
+    program.write_text(text)
     environment = os.environ | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
     done = subprocess.run(
         [sys.executable, program], env=environment, capture_output=True, text=True, timeout=120

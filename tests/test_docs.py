@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import tomllib
 from difflib import unified_diff
 from pathlib import Path
 
@@ -73,6 +74,19 @@ def test_contents_name_every_page():
     text = (docs_pages.DOCS / "README.md").read_text()
     named = set(re.findall(r"\]\(([^)\s]+\.md)\)", text))
     assert {str(page.relative_to(docs_pages.DOCS)) for page in PAGES} <= named
+
+
+def test_guarantees_name_tests_that_exist_and_run():
+    text = (docs_pages.DOCS / "guarantees.md").read_text()
+    named = re.findall(r"\]\(\.\./tests/([^)#]+)(?:#(\w+))?\)", text)
+    files = tomllib.loads((ROOT / "tests" / "budget.toml").read_text())["files"]
+    for file, name in named:
+        assert file in files, file
+        tree = ast.parse((ROOT / "tests" / file).read_text())
+        tests = {each.name for each in tree.body if isinstance(each, ast.FunctionDef)}
+        assert name in tests, f"{file}::{name}"
+    cells = [cell for line in text.splitlines() for cell in line.split(" | ")[1:]]
+    assert sum("](../tests/" in cell for cell in cells) >= 80
 
 
 def test_commands_named_in_pages_exist():

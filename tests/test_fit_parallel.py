@@ -47,6 +47,9 @@ def trainings(saves_in):
     def accumulating():
         return keras.optimizers.SGD(0.05, momentum=0.9, gradient_accumulation_steps=2)
 
+    def averaging():
+        return keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3)
+
     result = {"rank": rank, "ranks": ranks, "different": {}, "digests": {}, "errors": {}}
     for name, net, settings in (
         ("float64 adam", lambda: small(1, "float64"), {"optimizer": "adam"}),
@@ -55,6 +58,7 @@ def trainings(saves_in):
         ("float64 empty", lambda: small(1, "float64"), {"samples": 41}),
         ("float64 accumulated", lambda: small(1, "float64"), {"optimizer": accumulating}),
         ("float64 weight decay", lambda: small(1, "float64", decay=0.1), {}),
+        ("float64 averages", lambda: small(1, "float64"), {"optimizer": averaging}),
         ("float32", lambda: small(1), {"evaluate": True}),
         ("float64 mnist_cnn", "mnist_cnn", {"dropout": 0.0, "dtype": "float64", "epochs": 1}),
     ):

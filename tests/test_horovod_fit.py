@@ -65,6 +65,20 @@ def fits_on_ranks(files):
     eager = model(seed=3 + rank)
     fit(eager, hvd.DistributedOptimizer(o.Adam(0.01)), [broadcast(0)], run_eagerly=True)
     expect("run_eagerly equals one process", row(eager), row(serial))
+    # Moving averages, which Keras puts into the weights at the end; one optimizer for each layer.
+    averaging = {"use_ema": True, "ema_momentum": 0.5}
+    both = [model(), model()]
+    fit(both[0], o.SGD(0.1, **averaging), own=False)
+    fit(both[1], hvd.DistributedOptimizer(o.SGD(0.1, **averaging)), [broadcast(0)])
+    expect("moving averages equal one process", row(both[1]), row(both[0]))
+    both = [model(), model()]
+    for each, own in zip(both, (False, True), strict=True):
+        wrap = hvd.DistributedOptimizer if own else lambda plain: plain
+        parts = o.OptimizerMap(default_optimizer=wrap(o.SGD(0.1)))
+        for variable in each.layers[0].trainable_variables:
+            parts[variable.path] = wrap(o.SGD(0.2, momentum=0.5))
+        fit(each, o.MultiOptimizer(parts), [broadcast(0)] if own else [], own=own)
+    expect("two optimizers equal one process", row(both[1]), row(both[0]))
     done["jit"] = error_of(
         lambda: fit(model(), hvd.DistributedOptimizer(o.SGD(0.1)), jit_compile=True)
     )

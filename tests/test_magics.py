@@ -80,6 +80,19 @@ def test_magics_are_those_of_ipyparallel_under_watch():
         assert run("cluster.run(lambda: 3)") == "[3, 3]"
 
 
+def test_a_cell_on_the_ranks_follows_an_edited_module(tmp_path):
+    module = tmp_path / "edited_by_a_test.py"
+    module.write_text("VALUE = 1\n")
+    with kernel() as run:
+        run(f"import sys; sys.path.insert(0, {str(tmp_path)!r})")
+        run(START)
+        assert "[stdout:1] 1" in run("%%px\nimport edited_by_a_test as it\nprint(it.VALUE)")
+        module.write_text("VALUE = 22\n")
+        shown = run("%%px\nprint(it.VALUE)")
+    assert "[stdout:1] 22" in shown
+    assert "Loaded again because of changes: edited_by_a_test." in shown
+
+
 def test_two_clusters_stay_side_by_side_and_a_cell_that_is_run_again_replaces_its_own():
     with kernel() as run:
         first = run(START).strip()

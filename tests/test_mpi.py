@@ -123,6 +123,12 @@ def test_a_run_notices_a_foreign_launcher(foreign, script, text):
     assert not ours()
 
 
+def test_a_transparent_run_notices_a_foreign_launcher(foreign, script):
+    with pytest.raises((ValueError, RankError), match=f"{WORLD}|launcher has started 2 ranks"):
+        run_script(script("import keras"), seed=1)
+    assert not ours()
+
+
 # --- what Open MPI cannot run ------------------------------------------------------------------
 
 

@@ -69,6 +69,18 @@ def test_success_is_exit_status_0_on_1_to_4_ranks(script):
     assert dlguide("run", script, "all exit 0").returncode == 0
 
 
+def test_ranks_are_those_of_the_run_and_not_of_a_launcher_around_it(script, monkeypatch):
+    outer = {"PMI_RANK": "1", "PMI_SIZE": "7", "PMIX_NAMESPACE": "a", "OMPI_COMM_WORLD_SIZE": "7"}
+    for name, value in outer.items():
+        monkeypatch.setenv(name, value)
+    script.write_text("import os\nprint(sorted(os.environ))\n" + SCRIPT)
+    done = dlguide("run", script, "well")
+    assert done.returncode == 0, done.stderr
+    assert "[1] rank 1 of 2 ['well']" in done.stdout
+    assert "PMIX_NAMESPACE" not in done.stdout
+    assert "OMPI_COMM_WORLD_SIZE" not in done.stdout
+
+
 def test_a_script_may_close_its_streams(script):
     text = "import sys\nprint('hello')\nsys.stdout.close()\nsys.stderr = None\n"
     script.write_text(text)

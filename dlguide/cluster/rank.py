@@ -351,6 +351,7 @@ def observe(folder: str) -> None:
     shell.dlguide_monitor = monitor
 
     def ended(result: Any) -> None:
+        edited.remember()  # what the cell has imported, as it is now
         monitor.enter("returned" if result.success else "raised", monitor.request)
 
     def begins(_: Any) -> None:

@@ -131,13 +131,7 @@ def world() -> MpiCommunicator | None:
     from mpi4py import MPI
 
     found = MPI.COMM_WORLD.size
-    if ranks not in (1, found):
-        raise RuntimeError(
-            f"The launcher has started {ranks} ranks, and MPI says that this is a world of {found}"
-            f" ({MPI.Get_library_version().splitlines()[0].strip()}): each would train alone. "
-            "Start them with the `mpiexec` of that MPI (`dlguide run` does), or under Slurm with "
-            "`srun --mpi=pmi2`."
-        )
+    require_launched(found, MPI.Get_library_version().splitlines()[0].strip())
     if found == 1:
         return None
     node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
@@ -150,6 +144,17 @@ def world() -> MpiCommunicator | None:
         # A pending step at the end of the program would hang in MPI_Finalize.
         atexit.register(_settle)
     return MpiCommunicator()
+
+
+def require_launched(found: int, library: str) -> None:
+    """Refuse a world that has not all ranks of the launcher: each of them would train alone."""
+    ranks = launched()[1]
+    if ranks not in (1, found):
+        raise RuntimeError(
+            f"The launcher has started {ranks} ranks, and MPI says that this is a world of {found}"
+            f" ({library}): each would train alone. Start them with the `mpiexec` of that MPI "
+            "(`dlguide run` does), or under Slurm with `srun --mpi=pmi2`."
+        )
 
 
 def _end_together() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from dlguide.collectives import rendezvous
 from dlguide.commands import environment_variable
+from dlguide.distributed.world import require_launched
 from dlguide.errors import MissingComponentError, require
 from dlguide.files import require_writable
 from dlguide.horovod.native import ProcessSet, native
@@ -53,7 +54,8 @@ def init(
     Raises:
         RuntimeError: when Horovod was stopped and cannot start again: its `hvd.shutdown()` ended
             MPI, both its fusion threshold and its cycle time were set, or it tuned itself; and
-            when it ran over MPI and is to run over Gloo, or cannot find the other ranks there.
+            when it ran over MPI and is to run over Gloo, or cannot find the other ranks there; and
+            when the launcher says one number of ranks and Horovod another: it is of another MPI.
         MissingComponentError: when it was built without Gloo, over which it is to run.
     """
     if not native.is_initialized():
@@ -67,6 +69,8 @@ def init(
         _Started.tuned |= os.environ.get(TUNER, "0") not in ("", "0")
         _Started.records_on_call = os.environ.get(TIMELINE) == ON_CALL
     native.init(comm, process_sets)
+    if comm is None:
+        require_launched(native.size(), "that of Horovod")
 
 
 def shutdown() -> None:

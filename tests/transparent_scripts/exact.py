@@ -84,7 +84,8 @@ if "few" not in sys.argv:
     history = model.fit(x, y, 10, 2, verbose=0, class_weight={0: 1.0, 1: 2.0, 2: 0.5})
     keep("clipped and weighted by class", model, history)
 
-    model = compiled(net(), "adamw", steps_per_execution=3)
+    rate = keras.optimizers.schedules.CosineDecay(0.01, 20)
+    model = compiled(net(), keras.optimizers.AdamW(rate, use_ema=True), steps_per_execution=3)
     data = tf.data.Dataset.from_tensor_slices((x, y)).map(lambda a, b: (a / 2, b)).cache()
     data = data.shuffle(101).batch(10).prefetch(tf.data.AUTOTUNE)
     history = model.fit(data, epochs=2, validation_data=(x[:3], y[:3]), verbose=0)
