@@ -69,7 +69,7 @@ BENCHMARKS = {
     "kmeans": Benchmark(),
     "auto_allreduce": Benchmark(),
     "overlap_by_way": Benchmark(),
-    "horovod_shared_memory": Benchmark(),
+    "exchanges": Benchmark(),
     "pipeline_bubble": Benchmark(),
     "layouts": Benchmark(("--no-write",)),
     "tuner_against_grid": Benchmark(),

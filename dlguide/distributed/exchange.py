@@ -1,19 +1,20 @@
 """Lists of arrays summed over the ranks: the exchange that every training step makes once.
 
 On one host the arrays pass through a window of shared memory in blocks that stay in the cache:
-each rank copies a block in, sums its part of the block over all ranks, and copies the sums out.
+each rank copies in what the others sum, sums its own part over all ranks, and copies the sums out.
 Between hosts the arrays travel as one flat buffer by `dlguide.collectives.allreduce`.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes  # noqa: F401  NumPy then knows bfloat16
 import numpy as np
@@ -50,13 +51,41 @@ def announced(what: str) -> Iterator[None]:
         waiting.remove(mine)
 
 
+class _Piece(NamedTuple):
+    """A part of an array, its place in a block, and the rank that sums it."""
+
+    array: int
+    cut: slice
+    place: slice
+    owner: int
+
+
 @dataclass
 class _Block:
-    """Elements that pass through the window together: (array, from, to, place in the block)."""
+    """What passes through the window together; `size` is the number of elements."""
 
     dtype: np.dtype
     size: int = 0
-    pieces: list[tuple[int, int, int, int]] = field(default_factory=list)
+    pieces: list[_Piece] = field(default_factory=list)
+
+    def add(self, array: int, start: int, stop: int) -> None:
+        """Add elements of an array, without an owner yet."""
+        place = slice(self.size, self.size + stop - start)
+        self.pieces.append(_Piece(array, slice(start, stop), place, -1))
+        self.size = place.stop
+
+    def shared_by(self, ranks: int) -> _Block:
+        """Cut the pieces where the part that one rank sums ends and the next one's begins."""
+        bounds = [rank * self.size // ranks for rank in range(ranks + 1)]
+        pieces = []
+        for array, cut, place, _ in self.pieces:
+            for owner, (low, high) in enumerate(itertools.pairwise(bounds)):
+                begin, end = max(place.start, low), min(place.stop, high)
+                if begin < end:
+                    shift = cut.start - place.start
+                    part = slice(begin + shift, end + shift)
+                    pieces.append(_Piece(array, part, slice(begin, end), owner))
+        return _Block(self.dtype, self.size, pieces)
 
 
 class Exchange:
@@ -141,27 +170,29 @@ class Exchange:
     def _through_window(
         self, arrays: Sequence[np.ndarray], out: Sequence[np.ndarray], weight: float, scale: float
     ) -> None:
-        window, rank, ranks = exchange_window(self.comm), self.comm.rank, self.comm.size
+        window, rank = exchange_window(self.comm), self.comm.rank
         flat_in = [np.asarray(a).reshape(-1) for a in arrays]
         flat_out = [o.reshape(-1) for o in out]
         for block in self._blocks(flat_in):
-            half = next(window.half)
-            written = window.parts(half, block.dtype, block.size)
-            mine = window.block(half, rank, block.dtype, block.size)
-            for at, start, stop, place in block.pieces:
-                _weigh(flat_in[at][start:stop], weight, mine[place : place + stop - start])
+            half, everyone = next(window.half), range(self.comm.size)
+            written = [window.block(half, each, block.dtype, block.size) for each in everyone]
+            mine = written[rank]
+            others = [each for each in written if each is not mine]
+            for piece in block.pieces:
+                if piece.owner != rank:
+                    _weigh(flat_in[piece.array][piece.cut], weight, mine[piece.place])
             window.barrier()
-            total = written[rank][rank]
-            others = [written[other][rank] for other in range(ranks) if other != rank]
-            for part in others:
-                np.add(total, part, out=total)
-            if scale != 1.0:
-                np.multiply(total, total.dtype.type(scale), out=total)
-            for part in others:
-                part[:] = total
+            for piece in block.pieces:
+                if piece.owner == rank:
+                    total, own = mine[piece.place], flat_in[piece.array][piece.cut]
+                    own = own if weight == 1.0 else _weigh(own, weight, total)
+                    for other in others:
+                        own = np.add(own, other[piece.place], out=total)
+                    if scale != 1.0:
+                        np.multiply(total, total.dtype.type(scale), out=total)
             window.barrier()
-            for at, start, stop, place in block.pieces:
-                flat_out[at][start:stop] = mine[place : place + stop - start]
+            for piece in block.pieces:
+                flat_out[piece.array][piece.cut] = written[piece.owner][piece.place]
 
     def _as_messages(
         self, arrays: Sequence[np.ndarray], out: Sequence[np.ndarray], weight: float, scale: float
@@ -212,16 +243,15 @@ class Exchange:
                 start = 0 if _wide(array.dtype) == dtype else array.size
                 while start < array.size:
                     stop = min(array.size, start + most - block.size)
-                    block.pieces.append((at, start, stop, block.size))
-                    block.size += stop - start
+                    block.add(at, start, stop)
                     start = stop
                     if block.size == most:
                         blocks.append(block)
                         block = _Block(dtype)
             if block.size:
                 blocks.append(block)
-        self._plans[key] = blocks
-        return blocks
+        self._plans[key] = [block.shared_by(self.comm.size) for block in blocks]
+        return self._plans[key]
 
     def _memory(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return arrays for the results, in memory that is used again when nobody holds it."""

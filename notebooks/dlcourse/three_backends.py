@@ -127,6 +127,7 @@ def in_turns(
     batch: int,
     turns: int,
     net: str = "mnist_cnn",
+    rate: float = 0.01,
 ) -> dict[str, Any]:
     """Train a net of `dlguide.models` with `fit` by each exchange in turns; collective.
 
@@ -157,10 +158,10 @@ def in_turns(
         return made
 
     sgd = keras.optimizers.SGD
-    nets = {NONE: compiled(sgd(0.01)), OURS: compiled(dd.DistributedOptimizer(sgd(0.01)))}
+    nets = {NONE: compiled(sgd(rate)), OURS: compiled(dd.DistributedOptimizer(sgd(rate)))}
     with own_way(comm) as compile_own:
         if name != "tensorflow" or installed("horovod"):
-            nets[OWN[name]] = compile_own(build, 0.01, loss)
+            nets[OWN[name]] = compile_own(build, rate, loss)
 
         def epoch(way: str) -> None:
             use_own(way == OWN[name])
