@@ -186,8 +186,8 @@ def products_of_split_stages():
     import numpy as np
 
     from dlcourse.parallel.pipeline import _SplitStage
-    from dlguide.training.step import crossentropy
     from dlcourse.parallel.pipeline_schedule import Work
+    from dlguide.training.step import crossentropy
 
     found = {}
     for activation in ("relu", "tanh", "linear"):
