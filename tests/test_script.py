@@ -16,7 +16,6 @@ from command_line import dlguide, left_by
 from interruptible import default_interrupt
 
 from dlguide.cluster import script as script_module
-from dlguide.cluster import supervision
 from dlguide.cluster.script import run_script
 
 pytestmark = pytest.mark.timeout(90)
@@ -89,11 +88,7 @@ def test_a_script_may_close_its_streams(script):
     assert sorted(done.stdout.splitlines()) == ["[0] hello", "[1] hello"]
 
 
-def test_a_rank_may_work_on_alone_when_the_others_have_done_their_part(
-    tmp_path, monkeypatch, capfd
-):
-    # longer than a rank at work may be silent: those that wait in MPI_Finalize are
-    monkeypatch.setattr(supervision, "SILENT_S", 3.0)
+def test_a_rank_may_work_on_alone_when_the_others_have_done_their_part(tmp_path, capfd):
     script = tmp_path / "alone.py"
     script.write_text(ALONE)
     run_script(str(script), [], ranks=2)

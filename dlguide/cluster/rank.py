@@ -23,7 +23,6 @@ import tempfile
 import threading
 import time
 import traceback
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
@@ -444,7 +443,7 @@ def packed(reply: dict[str, Any]) -> bytes | str:
     sent = cloudpickle.dumps(reply)
     if len(sent) <= LARGE:
         return sent
-    path = Path(os.environ[processes.FOLDER], f"reply-{uuid.uuid4().hex}")
+    path = reply_path(Path(os.environ[processes.FOLDER]), current_request())
     try:
         path.write_bytes(sent)
     except OSError:  # the folder's file system is full
@@ -459,11 +458,13 @@ def unpacked(sent: bytes | str) -> dict[str, Any]:
 
     if isinstance(sent, bytes):
         return cloudpickle.loads(sent)
-    path = Path(sent)
-    with path.open("rb") as file:
-        reply = cloudpickle.load(file)
-    path.unlink()
-    return reply
+    with Path(sent).open("rb") as file:
+        return cloudpickle.load(file)
+
+
+def reply_path(folder: Path, request: str) -> Path:
+    """Return the file for a large reply; the caller removes it, also where nobody read it."""
+    return folder / f"reply-{request}"
 
 
 def with_communicator(

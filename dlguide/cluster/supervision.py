@@ -99,6 +99,8 @@ class RemoteCall:
             output.close()
             pids.close()
             shared.unlink(missing_ok=True)
+            for request in requests.values():
+                rank_side.reply_path(self.folder, request).unlink(missing_ok=True)
         self.clean = len(replies) == len(self.calls)
         if error is not None:
             if not self.clean:
@@ -357,7 +359,8 @@ class States:
         if last == text:
             return
         frames = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', last.partition("\n\n")[0], re.M)
-        state["shown"] = self._first_seen("stack", rank, str(len(text)), now_s)
+        shown = f"{state['beat']} {len(text)}"  # as long as one of an earlier silence may be
+        state["shown"] = self._first_seen("stack", rank, shown, now_s)
         stack = [(file, int(line), function) for file, line, function in frames]
         state["place"] = rank_side.place_of(stack)
         if stack and "announced" not in state:

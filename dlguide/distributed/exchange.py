@@ -185,7 +185,7 @@ class Exchange:
             for piece in block.pieces:
                 if piece.owner == rank:
                     total, own = mine[piece.place], flat_in[piece.array][piece.cut]
-                    own = own if weight == 1.0 else _weigh(own, weight, total)
+                    own = own if weight == 1.0 and others else _weigh(own, weight, total)
                     for other in others:
                         own = np.add(own, other[piece.place], out=total)
                     if scale != 1.0:

@@ -161,8 +161,6 @@ def _agree_on_stop() -> None:
     def on_train_batch_end(self: Any, batch: int, logs: dict | None = None) -> Any:
         after_batch(self, batch, logs)
         self._dlguide_batches = getattr(self, "_dlguide_batches", 0) + 1
-        if exchanging(*optimizers_of(self.model)):
-            progress["batches"] = self._dlguide_batches
         _stop_together(self, "the end of batch {}", (logs or {}).get("loss"))
 
     @functools.wraps(after_epoch)
@@ -189,6 +187,7 @@ def _stop_together(callbacks: Any, where: str, loss: Any = None) -> None:
     """Exchange 16 bytes: who stops, and whose loss is not finite; all ranks call."""
     model = callbacks.model
     for reducer in exchanging(*optimizers_of(model))[:1]:
+        progress["batches"] = callbacks._dlguide_batches
         finite = loss is None or math.isfinite(float(keras.ops.convert_to_numpy(loss)))
         mine = [float(model.stop_training), float(not finite)]
         with announced(where.format(callbacks._dlguide_batches)):
