@@ -227,6 +227,11 @@ def test_a_rank_on_another_machine_is_silent_when_neither_state_nor_stack_comes(
         now_s += 1
         assert late(now_s) == []
     assert late(now_s + 1) == [0]
+    # a second silence, whose stacks are as long as those that the first one ended with
+    write_state(tmp_path, 0, 99)
+    for _ in range(3):
+        now_s += 3
+        assert late(now_s) == []
     # this machine was paused itself
     assert late(now_s + 1 + 2 * supervision.PAUSE_S) == []
     write_state(tmp_path, 0, 100, phase="returned")
