@@ -134,6 +134,8 @@ STUCK = NOW - supervision.BLOCKED_S - 1
         ([state(since=FRESH), state("returned")], {1: ["g"]}, None),
         # Horovod misses a rank that only computes.
         ([state(since=STUCK), state(since=STUCK)], {1: ["g"]}, None),
+        # The exchange of one update, which all announce: a slow network.
+        ([state(call="update 9", since=NOW - 1000) | {"announced": True}] * 2, {}, None),
         # A rank that computes for long, while the other one has returned.
         ([state(since=NOW - 1000), state("returned")], {}, None),
         # A rank that takes no part cannot be waited for.

@@ -258,10 +258,10 @@ def deadlock(
     if not blocked or blocked | ended != set(states):
         return None
     calls = {states[rank]["call"] for rank in blocked}
+    if len(calls) == 1 and not ended and all("announced" in states[rank] for rank in blocked):
+        return None  # all are in the exchange of the same update, however long it takes
     # These may be one very large message on its way, so they get more time.
-    all_exchange = all("announced" in states[rank] for rank in blocked)
-    alike = calls <= rank_side.COLLECTIVES or all_exchange
-    same_collective = len(calls) == 1 and alike and not ended
+    same_collective = len(calls) == 1 and calls <= rank_side.COLLECTIVES and not ended
     exchange = bool(calls & rank_side.EITHER) and len(blocked) > 1
     pair = bool(calls & rank_side.SENDS) and bool(calls & rank_side.RECEIVES)
     if (same_collective or exchange or pair) and min(still[rank] for rank in blocked) < LONG_CALL_S:
